@@ -118,7 +118,7 @@ class ConsumerLoop:
         target_client: Callable[[], Any] | None = None,
     ) -> None:
         self._client = client
-        self._targets = TargetClients(target_client) if target_client is not None else None
+        self._targets = TargetClients(client, target_client)
         self._admin = admin
         self._settings = settings
         self._name = name
@@ -195,7 +195,7 @@ class ConsumerLoop:
             consumer,
             describe=self._describe,
             in_flight=self._settings.in_flight,
-            target_client=self._targets.of if self._targets is not None else None,
+            target_client=self._targets.of,
         )
         try:
             while replaces:
@@ -205,8 +205,7 @@ class ConsumerLoop:
         finally:
             relay.close()
             close_quietly(consumer, "consumer")
-            if self._targets is not None:
-                self._targets.close()
+            self._targets.close()
 
     def _receive(self, consumer: Any, relay: Relay) -> None:
         received = 0

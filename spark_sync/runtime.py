@@ -51,7 +51,7 @@ class Runtime:
             )
             self.client: Any = open_client()
             # They live as long as the process, like the client.
-            self.targets = TargetClients(open_client)
+            self.targets = TargetClients(None, open_client)
         except ConfigError as error:
             if "token_file" not in dict(options.connection):
                 raise

@@ -145,11 +145,6 @@ def is_ok(result: Any) -> bool:
     return bool(getattr(result, "value", None) == _OK_VALUE)
 
 
-def is_too_large(reason: str) -> bool:
-    """Return True if this name of an error means that a message is too large for its topic."""
-    return reason == TOO_LARGE
-
-
 def result_name(result: Any) -> str:
     """Return the client's name of a callback's result, e.g. ``TopicTerminated``."""
     return str(result).rpartition(".")[2]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import pulsar
@@ -25,7 +25,6 @@ from delaylevel.model.topic_name import TopicName
 from .failures import close_quietly, error_name, missing_subscription, translate_errors
 from .port import ConsumerStats, PartitionStats, TopicAdmin
 
-_THREADS = 8
 _FEW = 2  # a dispatcher's window and journal partition
 
 
@@ -162,24 +161,23 @@ def closed_to_producers(client: Any, partitions: Sequence[TopicName]) -> Iterato
 
     producers: list[Any] = []
 
-    def enter(partition: TopicName) -> None:
+    def is_in_use(partition: TopicName) -> bool:
         mode = pulsar.ProducerAccessMode.Exclusive
-        # Terminated: an earlier deletion was interrupted.
-        with suppress(pulsar.TopicTerminated):
-            producers.append(client.create_producer(partition.full, access_mode=mode))
+        try:
+            # Terminated: an earlier deletion was interrupted.
+            with suppress(pulsar.TopicTerminated):
+                producers.append(client.create_producer(partition.full, access_mode=mode))
+        except (pulsar.ProducerFenced, pulsar.ProducerBusy):
+            return True
+        return False
 
     try:
-        refused = None
-        # The pool waits for all of them, also after an error: each producer is closed at the end.
-        with translate_errors(), ThreadPoolExecutor(_THREADS) as pool:
-            for partition, entered in [(each, pool.submit(enter, each)) for each in partitions]:
-                try:
-                    entered.result()
-                except (pulsar.ProducerFenced, pulsar.ProducerBusy):
-                    refused = refused or partition
-        if refused is not None:
+        # It waits for all of them, also after an error: each producer is closed at the end.
+        with translate_errors():
+            in_use = list(compress(partitions, in_parallel(is_in_use, partitions)))
+        if in_use:
             raise LevelTopicError(
-                f"a producer is connected to {refused}, so the level topic is in use: close it, "
+                f"a producer is connected to {in_use[0]}, so the level topic is in use: close it, "
                 "and delete again. Nothing was deleted"
             )
         yield

@@ -21,7 +21,7 @@ from delaylevel.model import envelope as env
 from delaylevel.model.message import RAW, Payload
 from delaylevel.model.retries import ERROR, TRACEBACK, without_retries
 
-from .failures import client_error, is_too_large
+from .failures import TOO_LARGE, client_error
 from .publisher import (
     BULK_SETTINGS,
     PRODUCER_SETTINGS,
@@ -166,7 +166,7 @@ class OwnProducers(ProducerPool[_Key, Item]):
                     topic,
                     dict(cut[0].items() - sent.properties.items()),
                 )
-        elif not is_too_large(reason):
+        elif reason != TOO_LARGE:
             pass
         elif sent.outcome.count > 1:
             # The messages behind it may be stored already: the host decides on the order.

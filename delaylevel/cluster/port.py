@@ -284,7 +284,7 @@ class AcknowledgedRange:
 
 
 class TopicAdmin(Protocol):
-    """Calls of a cluster's admin interface that producers, movers and dispatchers need.
+    """Calls of a cluster's admin interface that all parts but `doctor` need.
 
     Any number of threads may use an implementation at once. No call acknowledges, moves or expires
     a message, except ``expire_messages``, and only the ``create_…`` calls create a topic. Unless a
@@ -447,10 +447,6 @@ class TopicAdmin(Protocol):
         Raises:
             AdminError: 405 if the broker has no policies for single topics.
         """
-
-
-class OperatorAdmin(TopicAdmin, Protocol):
-    """Further calls, for operators: expanding, inspecting and deleting topics."""
 
     def expand(self, topic: TopicName, partitions: int) -> None:
         """Add partitions to a partitioned topic, with its subscriptions.

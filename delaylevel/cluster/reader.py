@@ -28,7 +28,7 @@ from delaylevel.model.position import EARLIEST, Position, SourcePartition
 
 from .client_parts.cores import ask_next_of, read_next_of
 from .failures import translate_errors
-from .port import LedgerInfo, OperatorAdmin, TopicAdmin
+from .port import LedgerInfo, TopicAdmin
 
 
 class EntryRange:
@@ -155,7 +155,7 @@ def read_range(
 
 def read_unacknowledged(
     client: Any,
-    admin: OperatorAdmin,
+    admin: TopicAdmin,
     source: SourcePartition,
     start: Position,
     end: Position,

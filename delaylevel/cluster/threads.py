@@ -25,14 +25,19 @@ _CLOSING_S = 5.0
 _running: set[threading.Thread] = set()
 
 
-def in_thread(work: Callable[[], None]) -> None:
-    """Run work in a new thread, which delays the end of the process by two seconds at most."""
+def in_thread(work: Callable[[], None], ended: Callable[[], None] = lambda: None) -> None:
+    """Run work in a new thread, which delays the end of the process by two seconds at most.
+
+    Args:
+        ended: function that is called at the end, or if no thread can be started.
+    """
 
     def run() -> None:
         try:
             work()
         finally:
             _running.discard(thread)
+            ended()
 
     thread = threading.Thread(target=run, name="delaylevel-background", daemon=True)
     _running.add(thread)
@@ -40,6 +45,7 @@ def in_thread(work: Callable[[], None]) -> None:
         thread.start()
     except RuntimeError:
         _running.discard(thread)
+        ended()
         raise
 
 
@@ -96,20 +102,9 @@ class BackgroundWork:
 
     def start(self, work: Callable[[], None]) -> None:
         """Run a piece of work, as `in_thread` does."""
-
-        def run() -> None:
-            try:
-                work()
-            finally:
-                self._ended()
-
         with self._changed:
             self._pieces += 1
-        try:
-            in_thread(run)
-        except RuntimeError:
-            self._ended()
-            raise
+        in_thread(work, self._ended)
 
     def join(self, timeout_s: float = _CLOSING_S) -> bool:
         """Wait for the end of all work; return False if it takes longer than a time in s."""

@@ -11,9 +11,8 @@ import socket
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pulsar
 
@@ -31,8 +30,7 @@ KIND = "doctor"
 _PRODUCER = {"batching_enabled": False, "send_timeout_millis": 1000}
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """A producer, consumer or reader that can be opened."""
 
     what: str
@@ -50,6 +48,12 @@ class Trial:
         return ""
 
 
+def producer_trial(topic: TopicName, what: str = "producer", **settings: Any) -> Trial:
+    """Return the trial of a producer of a topic or partition, which has to exist."""
+    settings = {**_PRODUCER, **settings}
+    return Trial(what, topic, lambda client: open_producer(client, topic.full, settings))
+
+
 def trials_of_member(
     admin: TopicAdmin, description: LevelTopicDescription, topic: TopicName, role: Role
 ) -> Iterator[Trial]:
@@ -62,26 +66,20 @@ def trials_of_member(
     with suppress(BrokerError):
         stats = admin.partition_stats(partition)
     if role is not Role.JOURNAL:
-        yield Trial("producer", partition, partial(_producer, partition, _PRODUCER))
+        yield producer_trial(partition)
     elif not stats.publishers:
-        exclusive = {**_PRODUCER, "access_mode": pulsar.ProducerAccessMode.Exclusive}
-        yield Trial("exclusive producer", partition, partial(_producer, partition, exclusive))
+        mode = pulsar.ProducerAccessMode.Exclusive
+        yield producer_trial(partition, "exclusive producer", access_mode=mode)
     found = stats.subscriptions.get(SUBSCRIPTION)
     # A consumer would create a subscription that is missing.
     if role is not Role.OUTCOMES and found is not None and not found.consumers:
         shared = description.mover is Mover.FUNCTION and role in (Role.LEVEL, Role.HELD)
         kind = pulsar.ConsumerType.Shared if shared else pulsar.ConsumerType.Exclusive
         yield Trial("consumer", partition, partial(_consumer, partition, kind))
-    yield Trial("reader", partition, partial(_reader, partition))
-
-
-def trial_of_target(topic: TopicName) -> Trial:
-    """Return the trial of a target or one of its partitions, which has to exist."""
-    return Trial("producer", topic, partial(_producer, topic, _PRODUCER))
-
-
-def _producer(topic: TopicName, settings: dict[str, Any], client: Any) -> Any:
-    return open_producer(client, topic.full, settings)
+    prefix = f"delaylevel-{KIND}-{uuid.uuid4().hex[:12]}"
+    yield Trial(
+        "reader", partition, lambda client: open_idle_reader(client, partition.full, prefix)
+    )
 
 
 def _consumer(topic: TopicName, kind: Any, client: Any) -> Any:
@@ -92,7 +90,3 @@ def _consumer(topic: TopicName, kind: Any, client: Any) -> Any:
         receiver_queue_size=0,  # it asks for no messages
         consumer_name=f"delaylevel-{KIND}@{socket.gethostname()}:{os.getpid()}",
     )
-
-
-def _reader(topic: TopicName, client: Any) -> Any:
-    return open_idle_reader(client, topic.full, f"delaylevel-{KIND}-{uuid.uuid4().hex[:12]}")

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -23,7 +23,7 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import advised
 from delaylevel.cluster.scheduler import NEVER, Scheduler, Task
-from delaylevel.cluster.targets.pool import clients_of_targets
+from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.cluster.threads import BackgroundWork
 from delaylevel.errors import (
     AlreadyRunningError,
@@ -266,7 +266,8 @@ class Dispatcher:
         # The clients of targets are closed after the producers, which close in the background.
         self._opened = ExitStack()
         target_client = target_client or getattr(client, "another", None)
-        self._client_of = self._opened.enter_context(clients_of_targets(client, target_client))
+        clients = self._opened.enter_context(closing(TargetClients(client, target_client)))
+        self._client_of = clients.of
         self._background = BackgroundWork()
         self._scheduler = scheduler or Scheduler()
         self._own_scheduler = self._scheduler if scheduler is None else None

@@ -242,7 +242,7 @@ def _trials(context: LevelTopicContext) -> list[Trial]:
             found = topic_stats(admin, TopicName.parse(name))
         except PermissionDeniedError:
             return []
-        return [trials.trial_of_target(min(found, key=str))] if found else []
+        return [trials.producer_trial(min(found, key=str))] if found else []
 
     found = in_parallel(of_member, context.members) + in_parallel(of_target, description.targets)
     return [trial for each in found for trial in each]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from delaylevel.cluster.failures import is_too_large
+from delaylevel.cluster.failures import TOO_LARGE
 from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import needs_own_batch
@@ -148,7 +148,7 @@ class OwnPlaces(Generic[Item]):
         """Process an outcome; return False for a message that becomes a dead letter instead."""
         if outcome is SendOutcome.STORED:
             return True
-        if is_too_large(reason) and carried.envelope is not None:
+        if reason == TOO_LARGE and carried.envelope is not None:
             carried.place, carried.properties, carried.deliver_at_ms = hop.too_large(
                 self._describe(), carried.payload, carried.envelope, carried.place.topic
             )

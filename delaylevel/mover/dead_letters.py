@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from delaylevel.cluster.failures import may_pass, translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.own_producers import DeadLetterTopic
-from delaylevel.cluster.port import OperatorAdmin
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_unacknowledged
-from delaylevel.cluster.targets.pool import clients_of_targets
+from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import DelayLevelError, EnvelopeError, LevelTopicError, StillPendingError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SystemClock
@@ -130,7 +130,7 @@ def owner_of(description: LevelTopicDescription, source: SourcePartition | None)
 
 def dead_letters(
     client: Any,
-    admin: OperatorAdmin,
+    admin: TopicAdmin,
     description: LevelTopicDescription,
     source: SourcePartition | None = None,
 ) -> Iterator[DeadLetter]:
@@ -152,7 +152,7 @@ def dead_letters(
 
 def replay(
     client: Any,
-    admin: OperatorAdmin,
+    admin: TopicAdmin,
     description: LevelTopicDescription,
     chosen: Callable[[DeadLetter], bool],
     *,
@@ -191,8 +191,8 @@ def replay(
     disposed: list[Disposed] = []
     with (
         closing(PartitionLock(client, admin, [source], "dlq")) as lock,
-        clients_of_targets(client, target_client) as client_of,
-        closing(Forwarder(client, admin, description, clock, client_of=client_of)) as forwarder,
+        closing(TargetClients(client, target_client)) as clients,
+        closing(Forwarder(client, admin, description, clock, client_of=clients.of)) as forwarder,
     ):
         letters = list(dead_letters(client, admin, description, source))
         taken = []
@@ -243,7 +243,7 @@ def _mended(
 
 def discard(
     client: Any,
-    admin: OperatorAdmin,
+    admin: TopicAdmin,
     description: LevelTopicDescription,
     chosen: Callable[[DeadLetter], bool],
     count: int,
@@ -280,7 +280,7 @@ def discard(
 
 def find(
     client: Any,
-    admin: OperatorAdmin,
+    admin: TopicAdmin,
     description: LevelTopicDescription,
     position: Position,
     source: SourcePartition | None = None,

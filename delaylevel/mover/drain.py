@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from delaylevel.cluster.locks import PartitionLock
-from delaylevel.cluster.port import OperatorAdmin
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_unacknowledged
-from delaylevel.cluster.targets.pool import clients_of_targets
+from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import ForwardReport
@@ -40,7 +40,7 @@ class _NoLevels(Router):
 
 def drain(
     client: Any,
-    admin: OperatorAdmin,
+    admin: TopicAdmin,
     description: LevelTopicDescription,
     *,
     clock: Clock | None = None,
@@ -86,7 +86,7 @@ def drain(
     stored_s = time.monotonic()  # what is read next was stored before this time
     with (
         closing(PartitionLock(client, admin, sources, "drain")) as lock,
-        clients_of_targets(client, target_client) as client_of,
+        closing(TargetClients(client, target_client)) as clients,
         closing(
             Forwarder(
                 client,
@@ -94,7 +94,7 @@ def drain(
                 description,
                 clock,
                 router=router,
-                client_of=client_of,
+                client_of=clients.of,
                 refreshed=lambda: descriptions.refresh(stored_s),
             )
         ) as forwarder,
@@ -133,6 +133,6 @@ def drain(
     return total
 
 
-def _end(admin: OperatorAdmin, source: SourcePartition) -> Position | None:
+def _end(admin: TopicAdmin, source: SourcePartition) -> Position | None:
     last = admin.last_message_id(source.name)
     return None if last is None else last.next_entry

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
-from delaylevel.cluster.failures import is_too_large
+from delaylevel.cluster.failures import TOO_LARGE
 from delaylevel.cluster.targets.receivers import NO_TOPIC
 from delaylevel.errors import EnvelopeError, UnknownTargetError
 from delaylevel.model import envelope as env
@@ -166,7 +166,7 @@ def set_aside(
     """Return the place of a message whose target cannot be written now, for this reason."""
     # A message that is too large becomes a dead letter, whatever the policy: it would be refused
     # again and again.
-    if is_too_large(reason):
+    if reason == TOO_LARGE:
         return too_large(description, message, envelope, envelope.target)
     if is_expired(reason):
         if description.expired is Expired.DROP:

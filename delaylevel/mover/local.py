@@ -93,7 +93,7 @@ class LocalMover:
             client, admin, lambda: self._lock.connected, f"level topic {description.topic}"
         )
         self._planned_s = self._clock.monotonic_s()
-        self._clients = None if target_client is None else TargetClients(target_client)
+        self._clients = TargetClients(client, target_client)
         self._forwarder = self._open_forwarder()
 
     @property
@@ -261,14 +261,13 @@ class LocalMover:
         self._forwarder = self._open_forwarder()
 
     def _open_forwarder(self) -> Forwarder:
-        client_of = None if self._clients is None else self._clients.of
         return Forwarder(
             self._client,
             self._admin,
             self._description,
             self._clock,
             refreshed=lambda: self._descriptions.refresh(self._planned_s),
-            client_of=client_of,
+            client_of=self._clients.of,
             connected=lambda: self._lock.connected,
         )
 
@@ -282,8 +281,7 @@ class LocalMover:
     def close(self) -> None:
         """Close producers and consumers; another mover may take over."""
         self._forwarder.close()
-        if self._clients is not None:
-            self._clients.close()
+        self._clients.close()
         self._lock.close()
 
     def __enter__(self) -> LocalMover:

@@ -11,11 +11,11 @@ from delaylevel.cluster.port import (
     ConsumerStats,
     LedgerInfo,
     NamespacePolicies,
-    OperatorAdmin,
     PartitionStats,
     PublisherStats,
     SchemaVersion,
     SubscriptionStats,
+    TopicAdmin,
     TopicMetadata,
     TopicPolicies,
 )
@@ -30,7 +30,7 @@ from .memory.producer import ProducerLink
 _TYPE_NAMES = {"KeyShared": "Key_Shared"}
 
 
-class MemoryAdmin(OperatorAdmin):
+class MemoryAdmin(TopicAdmin):
     """Admin interface of the in-memory Pulsar, with the methods of the REST client."""
 
     def __init__(self, broker: Broker) -> None:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from delaylevel.cluster.locks import closed_to_producers
-from delaylevel.cluster.port import OperatorAdmin, TopicAdmin
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import (
     ConflictError,
     InvalidInputError,
@@ -242,7 +242,7 @@ def longer_levels(
 
 
 def expand(
-    admin: OperatorAdmin,
+    admin: TopicAdmin,
     topic: str,
     maximum: timedelta | None,
     finer: Mapping[timedelta, timedelta] | None = None,
@@ -296,7 +296,7 @@ def expand(
     )
 
 
-def _grow(admin: OperatorAdmin, member: Member) -> None:
+def _grow(admin: TopicAdmin, member: Member) -> None:
     has = admin.partitioned_metadata(member.topic).partitions
     if has > member.partitions:
         raise LevelTopicError(
@@ -342,7 +342,7 @@ def pending_entries(admin: TopicAdmin, description: LevelTopicDescription) -> Co
 
 def delete(
     client: Any,
-    admin: OperatorAdmin,
+    admin: TopicAdmin,
     description: LevelTopicDescription,
     *,
     discard: int | None = None,
@@ -396,7 +396,7 @@ def delete(
     return pending
 
 
-def _partitions(admin: OperatorAdmin, description: LevelTopicDescription) -> list[TopicName]:
+def _partitions(admin: TopicAdmin, description: LevelTopicDescription) -> list[TopicName]:
     """Return all partitions of the member topics that exist."""
     found: list[TopicName] = []
     for member in description.members():

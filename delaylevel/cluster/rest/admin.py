@@ -27,11 +27,11 @@ from delaylevel.cluster.port import (
     DelayedDelivery,
     LedgerInfo,
     NamespacePolicies,
-    OperatorAdmin,
     PartitionStats,
     PublisherStats,
     SchemaVersion,
     SubscriptionStats,
+    TopicAdmin,
     TopicMetadata,
     TopicPolicies,
 )
@@ -154,7 +154,7 @@ _BUSY_PAUSE_S = 0.05
 _VISIBLE_S = 10.0
 
 
-class Admin(OperatorAdmin):
+class Admin(TopicAdmin):
     """Client of a cluster's admin REST interface.
 
     One instance may be used by many threads; it opens connections when it needs them. Errors:

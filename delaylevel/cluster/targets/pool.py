@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,11 +45,22 @@ MOST_CLIENTS = 64
 
 
 class TargetClients:
-    """Clients for business topics."""
+    """Clients for business topics.
+
+    Args:
+        client: the client for all targets if ``make`` is None; it is not closed here.
+        make: function that makes a client for one target, or for several beyond a number.
+    """
 
     def __init__(
-        self, make: Callable[[], Any], *, most: int = MOST_CLIENTS, start: Starter = in_thread
+        self,
+        client: Any,
+        make: Callable[[], Any] | None,
+        *,
+        most: int = MOST_CLIENTS,
+        start: Starter = in_thread,
     ) -> None:
+        self._client = client
         self._make = make
         self._most = most
         self._start = start
@@ -60,6 +70,8 @@ class TargetClients:
 
     def of(self, target: str) -> Any:
         """Return the client for a target, always the same one; thread-safe."""
+        if self._make is None:
+            return self._client
         with self._lock:
             if target not in self._by_target:
                 turn = len(self._by_target) % self._most
@@ -76,25 +88,6 @@ class TargetClients:
             self._by_target.clear()
         for client in clients:
             self._start(partial(close_quietly, client, "client"))
-
-
-@contextmanager
-def clients_of_targets(
-    client: Any, make: Callable[[], Any] | None
-) -> Iterator[Callable[[str], Any]]:
-    """Yield a function that returns the client for a target, and close these clients at the end.
-
-    Args:
-        client: the client for all targets if ``make`` is None; it is not closed here.
-    """
-    if make is None:
-        yield lambda _: client
-        return
-    clients = TargetClients(make)
-    try:
-        yield clients.of
-    finally:
-        clients.close()
 
 
 Item = TypeVar("Item")

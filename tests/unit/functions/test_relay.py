@@ -371,7 +371,7 @@ def test_each_target_has_its_own_client_up_to_a_limit() -> None:
         made.append(FakeClient())
         return made[-1]
 
-    clients = TargetClients(make, most=2, start=lambda work: work())
+    clients = TargetClients(None, make, most=2, start=lambda work: work())
     assert [made.index(clients.of(target)) for target in "abcab"] == [0, 1, 0, 0, 1]
     clients.close()
     assert [client.closed for client in made] == [True, True]
