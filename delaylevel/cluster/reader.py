@@ -120,6 +120,7 @@ def find_lost_range(
 
 
 RECEIVER_QUEUE_SIZE = 2000
+_NO_END = Position((1 << 63) - 1, 0)
 DEFAULT_POLL_TIMEOUT_MS = 30_000
 _FIRST_POLL_MS = 200
 # The client says that nothing is available, without an error, if the connection breaks before the
@@ -234,23 +235,15 @@ def entry_times(
     and fails if the properties of a message do not fit into HTTP headers.
     """
     found: list[tuple[Position, int]] = []
-    with translate_errors():
-        reader = _open_reader(client, partition_topic, first.entry_start, 1)
-        read_next = read_next_of(reader)
-        try:
-            while not found or found[-1][0] < last.entry_start:
-                message = _await_message(
-                    reader, read_next, partition_topic, last, DEFAULT_POLL_TIMEOUT_MS
-                )
-                if message is None:
-                    break
-                message_id = message.message_id()
-                at = Position(message_id.ledger_id(), message_id.entry_id())
-                # The other messages of a batch follow.
-                if not found or at != found[-1][0]:
-                    found.append((at, message.publish_timestamp()))
-        finally:
-            reader.close()
+    messages = messages_in_range(client, partition_topic, first.entry_start, _NO_END, queue=1)
+    with translate_errors(), closing(messages):
+        for message, ledger, entry, _ in messages:
+            at = Position(ledger, entry)
+            # The other messages of a batch follow.
+            if not found or at != found[-1][0]:
+                found.append((at, message.publish_timestamp()))
+            if at >= last.entry_start:
+                break
     return found
 
 
