@@ -347,7 +347,7 @@ class RealWorld(World):
 
     def set_policy(self, policy: str, value: Any) -> None:
         """Set a policy of the namespace, by its name in the admin interface."""
-        url = f"{self._connection.admin_url}/admin/v2/namespaces/{self.namespace}/{policy}"
+        url = f"{self.admin.admin_url}/admin/v2/namespaces/{self.namespace}/{policy}"
         answer = urllib3.request("POST", url, json=value)
         assert answer.status == 204, answer.data
 

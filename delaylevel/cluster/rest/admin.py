@@ -190,6 +190,11 @@ class Admin(TopicAdmin):
         options["for_service"] = for_service
         return cls(connection.admin_url, **options)
 
+    @property
+    def admin_url(self) -> str:
+        """The address given to the constructor."""
+        return self._rest.admin_url
+
     def close(self) -> None:
         """Close all connections; a later call opens new ones."""
         self._rest.close()
