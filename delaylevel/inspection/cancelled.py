@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.envelope import ATTEMPT, CANCEL, ID, KIND, TARGET, Envelope
@@ -19,15 +19,11 @@ from delaylevel.model.position import Position, SourcePartition, stable_id
 
 from .distribution import Observation
 
+if TYPE_CHECKING:
+    from .released import JournalView
+
 #: Messages of a partition, or cancellations.
 Messages: TypeAlias = Sequence[Observation | LazyMessage | ParkedMessage]
-
-
-class CancelledIdentities(Protocol):
-    """The IDs of the messages that the journal of a window partition has as cancelled."""
-
-    def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
-        """Return True if a message is cancelled; ``attempt`` is its number of refusals."""
 
 
 def is_cancellation(properties: Mapping[str, str]) -> bool:
@@ -48,13 +44,12 @@ class CancelledMessages:
     """The cancelled messages of a level topic.
 
     Attributes:
-        journals: the cancelled messages of each window partition, by its number; those without are
-            missing.
+        journals: the journals of window partitions that have cancelled messages, by their numbers.
         parked: names of the messages whose cancellations are stored and not decided; see `name_of`.
     """
 
     description: LevelTopicDescription
-    journals: Mapping[int, CancelledIdentities]
+    journals: Mapping[int, JournalView]
     parked: Collection[int] = frozenset()
 
     def among(self, source: SourcePartition, messages: Messages) -> list[bool]:

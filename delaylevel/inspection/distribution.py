@@ -58,11 +58,6 @@ class Stratum:
         """The number of messages."""
         return self._weight * len(self._dues)
 
-    @property
-    def last_due_ms(self) -> int | None:
-        """The last due time; None if there is no message."""
-        return self._dues[-1] + self._spread_ms if self._dues else None
-
     def before(self, time_ms: int) -> float:
         """Return the number of messages that are due before a time."""
         begun = bisect_left(self._dues, time_ms)
@@ -74,13 +69,16 @@ class Stratum:
 
 
 @dataclass
-class SampledDistribution:
-    """The distribution of due times in sampled partitions.
+class Distribution:
+    """The distribution of due times in some partitions, sampled or counted.
 
     Attributes:
+        exact: False if messages were sampled.
         damaged: number of messages whose due time cannot be read; no other count includes them.
+        last_due_ms: the last due time; None if there is no message.
         cancellations: number of cancellations; the other counts exclude as many messages.
         variance: estimated variance of the number of messages.
+        counted: number of messages by due time, from :meth:`count`.
     """
 
     strata: list[Stratum] = field(default_factory=list)
@@ -88,20 +86,27 @@ class SampledDistribution:
     damaged: float = 0.0
     looked_at: int = 0
     targets: dict[str, float] = field(default_factory=dict)
+    last_due_ms: int | None = None
     cancellations: float = 0.0
     variance: float = 0.0
+    counted: Counter[int] = field(default_factory=Counter)
 
     def add(self, messages: Iterable[Observation], weight: float = 1.0, spread_ms: int = 0) -> None:
         """Add sampled messages as a stratum; for the arguments see :class:`Stratum`."""
-        dues = []
-        for message in messages:
-            if message.due_ms is None:
-                self.damaged += weight
-            else:
-                dues.append(message.due_ms)
-                self.targets[message.target] = self.targets.get(message.target, 0.0) + weight
+        dues = self._note(messages, weight, spread_ms)
         if dues:
             self.strata.append(Stratum(dues, weight, spread_ms))
+
+    def count(self, messages: Iterable[Observation], edges_ms: Sequence[int]) -> None:
+        """Add messages in constant memory.
+
+        Args:
+            edges_ms: the only times for which :meth:`before` can be called then, ascending.
+        """
+        # Messages between two edges are on the same side of all of them.
+        for due_ms in self._note(messages):
+            index = bisect_right(edges_ms, due_ms)
+            self.counted[edges_ms[index - 1] if index else edges_ms[0] - 1] += 1
 
     def subtract(
         self, cancellations: Sequence[Observation], weight: float = 1.0, spread_ms: int = 0
@@ -110,96 +115,58 @@ class SampledDistribution:
 
         They need not be in the same sample, or part of the level topic. So this is an estimate.
         """
-        if cancellations:
-            self.cancellations += weight * len(cancellations)
-            self.add(cancellations, -weight, spread_ms)
+        self.cancellations += weight * len(cancellations)
+        self.add(cancellations, -weight, spread_ms)
 
-    def merge(self, other: SampledDistribution) -> None:
+    def merge(self, other: Distribution) -> None:
         """Add the messages of another distribution."""
         self.strata += other.strata
+        self.counted.update(other.counted)
         self.exact = self.exact and other.exact
         self.damaged += other.damaged
         self.looked_at += other.looked_at
         self.cancellations += other.cancellations
         self.variance += other.variance
+        self._reach(other.last_due_ms)
         for target, messages in other.targets.items():
             self.targets[target] = self.targets.get(target, 0.0) + messages
 
     @property
     def total(self) -> float:
         """The number of messages."""
-        return sum(stratum.total for stratum in self.strata)
-
-    @property
-    def last_due_ms(self) -> int | None:
-        """The last due time; None if there is no message."""
-        times = (stratum.last_due_ms for stratum in self.strata if stratum.total > 0)
-        return max((time for time in times if time is not None), default=None)
+        return sum(stratum.total for stratum in self.strata) + self.counted.total()
 
     def before(self, time_ms: int) -> float:
         """Return the number of messages that are due before a time."""
-        return sum(stratum.before(time_ms) for stratum in self.strata)
+        counted = sum(number for due_ms, number in self.counted.items() if due_ms < time_ms)
+        return sum(stratum.before(time_ms) for stratum in self.strata) + counted
 
+    def _note(
+        self, messages: Iterable[Observation], weight: float = 1.0, spread_ms: int = 0
+    ) -> list[int]:
+        """Take note of messages, and return their due times."""
+        dues = []
+        for message in messages:
+            if message.due_ms is None:
+                self.damaged += weight
+            else:
+                dues.append(message.due_ms)
+                self.targets[message.target] = self.targets.get(message.target, 0.0) + weight
+        if dues and weight > 0:
+            self._reach(max(dues) + max(0, spread_ms))
+        return dues
 
-class CountedDistribution:
-    """The distribution of due times in partitions that are read completely, in constant memory.
-
-    Args:
-        edges_ms: the only times for which :meth:`before` can be called.
-    """
-
-    exact = True
-    cancellations = 0
-    variance = 0.0
-
-    def __init__(self, edges_ms: Iterable[int]) -> None:
-        self._edges = sorted(set(edges_ms))
-        self._counts = [0] * (len(self._edges) + 1)
-        self.damaged = 0
-        self.looked_at = 0
-        self.targets: Counter[str] = Counter()
-        self.last_due_ms: int | None = None
-
-    def add(self, due_ms: int | None, target: str) -> None:
-        """Count a message."""
-        if due_ms is None:
-            self.damaged += 1
-            return
-        self.targets[target] += 1
-        self._counts[bisect_right(self._edges, due_ms)] += 1
-        if self.last_due_ms is None or due_ms > self.last_due_ms:
-            self.last_due_ms = due_ms
-
-    def merge(self, other: CountedDistribution) -> None:
-        """Add the counts of another distribution with the same edges."""
-        self._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
-        self.damaged += other.damaged
-        self.looked_at += other.looked_at
-        self.targets.update(other.targets)
-        times = [time for time in (self.last_due_ms, other.last_due_ms) if time is not None]
+    def _reach(self, due_ms: int | None) -> None:
+        times = [time for time in (self.last_due_ms, due_ms) if time is not None]
         self.last_due_ms = max(times, default=None)
 
-    @property
-    def total(self) -> int:
-        """The number of messages."""
-        return sum(self._counts)
 
-    def before(self, time_ms: int) -> int:
-        """Return the number of messages that are due before one of the edges."""
-        return sum(self._counts[: self._edges.index(time_ms) + 1])
-
-
-Distribution = SampledDistribution | CountedDistribution
-
-
-def leading_window(
-    partitions: Iterable[SampledDistribution], due: Window, limit: int
-) -> Window | None:
+def leading_window(partitions: Iterable[Distribution], due: Window, limit: int) -> Window | None:
     """Return the beginning of a window of due times that probably has ``limit`` messages.
 
     None if the whole window should be read, because few messages are pending anyway.
     """
-    found = SampledDistribution()
+    found = Distribution()
     for one in partitions:
         found.merge(one)
     last_ms = found.last_due_ms

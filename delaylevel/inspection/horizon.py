@@ -7,15 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
 
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import SourcePartition
 from delaylevel.topics.scan import PendingRange
 
-from .distribution import CountedDistribution, Distribution, SampledDistribution
-
-AnyDistribution = TypeVar("AnyDistribution", SampledDistribution, CountedDistribution)
+from .distribution import Distribution
 
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 WEEK = 7 * DAY
@@ -137,25 +134,14 @@ class Horizon:
 
 
 def by_part(
-    description: LevelTopicDescription,
-    found: Iterable[tuple[PendingRange, AnyDistribution]],
-    empty: Callable[[], AnyDistribution],
-) -> dict[Part, AnyDistribution]:
-    """Return the distribution of each part, from those of its partitions.
-
-    The parts are the levels coarse to fine, the window, and held messages. ``empty`` returns a
-    distribution without messages.
-    """
-    parts = {part: empty() for part in parts_of(description)}
+    description: LevelTopicDescription, found: Iterable[tuple[PendingRange, Distribution]]
+) -> dict[Part, Distribution]:
+    """Return the distribution of each part: levels coarse to fine, window, held messages."""
+    levels = (Part(level.name, Role.LEVEL, level.index) for level in description.levels)
+    parts = {part: Distribution() for part in (*levels, *_OTHERS.values())}
     for item, distribution in found:
         parts[part_of(description, item.source)].merge(distribution)
     return parts
-
-
-def parts_of(description: LevelTopicDescription) -> tuple[Part, ...]:
-    """Return the parts of a level topic: levels coarse to fine, window, held messages."""
-    levels = (Part(level.name, Role.LEVEL, level.index) for level in description.levels)
-    return (*levels, *_OTHERS.values())
 
 
 def part_of(description: LevelTopicDescription, source: SourcePartition) -> Part:
@@ -203,8 +189,8 @@ def build(
 ) -> Horizon:
     """Build a horizon from the distributions of its parts.
 
-    The profile ends at ``last_due_ms``, by default the last due time of all parts. Counted
-    distributions need the one with which their edges were made.
+    The profile ends at ``last_due_ms``, by default the last due time of all parts. If messages were
+    counted, it is the one with which the edges were made.
     """
     found = parts.values()
     last = max((one.last_due_ms for one in found if one.last_due_ms is not None), default=None)

@@ -18,11 +18,11 @@ from delaylevel.topics import registry as topics
 from delaylevel.topics.outcomes import Outcomes
 from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange
 
-from .distribution import CountedDistribution, SampledDistribution, leading_window
+from .distribution import Distribution, leading_window
 from .horizon import Horizon, build, by_part, edges
 from .live import LiveDispatchers
 from .sampling import sample
-from .selection import ReadProgress, Selection, read_in_parallel, without_cancelled
+from .selection import CHUNK, ReadProgress, Selection, read_in_parallel, without_cancelled
 from .snapshot import CountingAdmin, PendingSnapshot, observe, own_topic, take_snapshot
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 OnMessages = Callable[[int], None]
 # An estimate reads at most this many records of each partition's journal, which takes 0.1 s.
 _JOURNAL_RECORDS = 4000
-# Number of messages between two reports of an exact count's progress.
-_CHUNK = 2000
 
 
 class Inspector:
@@ -143,28 +141,34 @@ class Inspector:
         now_ms = self._clock.now_ms()
         snapshot = self._snapshot(now_ms, most_journal_records=_JOURNAL_RECORDS)
         sampled = zip(snapshot.ranges, sample(snapshot), strict=True)
-        estimate = build(
-            self.description.topic,
-            now_ms,
-            by_part(self.description, sampled, SampledDistribution),
-            target=self.target,
+        make = partial(build, self.description.topic, now_ms, target=self.target)
+        estimate = make(
+            by_part(self.description, sampled),
             window_by_clock=not all(snapshot.exact(item.source) for item in snapshot.ranges),
         )
         # In small partitions, which are read anyway, cancelled messages are not estimated.
         if not (exact or (estimate.exact and estimate.cancellations)):
             return replace(estimate, exact=estimate.exact and not estimate.cancellations)
-        progress = self._progress
-        complete = without_cancelled(self._snapshot(now_ms), progress)
-        progress.expect(lambda: estimate.messages)
-        times_ms = edges(now_ms, estimate.last_due_ms)
-        counted = _count(complete, times_ms, progress)
-        return build(
-            self.description.topic,
-            now_ms,
-            by_part(self.description, counted, partial(CountedDistribution, times_ms)),
-            target=self.target,
-            last_due_ms=estimate.last_due_ms,
-        )
+        complete = without_cancelled(self._snapshot(now_ms), self._progress)
+        self._progress.expect(lambda: estimate.messages)
+        counted = self._count(complete, edges(now_ms, estimate.last_due_ms))
+        return make(by_part(self.description, counted), last_due_ms=estimate.last_due_ms)
+
+    def _count(
+        self, snapshot: PendingSnapshot, edges_ms: Sequence[int]
+    ) -> Generator[tuple[PendingRange, Distribution], None, None]:
+        """Count the messages of each range, and yield ranges in any order."""
+
+        def read(item: PendingRange) -> Iterator[tuple[PendingRange, Distribution]]:
+            counted, own = Distribution(), own_topic(item.source)
+            with closing(snapshot.read(item)) as messages:
+                while found := [observe(one, own) for one in islice(messages, CHUNK)]:
+                    self._progress.add(len(found))
+                    counted.looked_at += len(found)
+                    counted.count(snapshot.select(item.source, found), edges_ms)
+            yield item, counted
+
+        return read_in_parallel(snapshot.ranges, read)
 
     def outcomes(self) -> Outcomes:
         """Return the outcomes topic.
@@ -300,28 +304,3 @@ class Inspector:
         progress = self._progress
         snapshot = self._snapshot(self._clock.now_ms(), due=selection.due, live=self.live)
         return read_rows(without_cancelled(snapshot, progress), selection, columns, progress)
-
-
-def _count(
-    snapshot: PendingSnapshot, edges_ms: Sequence[int], progress: ReadProgress
-) -> Generator[tuple[PendingRange, CountedDistribution], None, None]:
-    """Count the messages of each range of a snapshot, and yield ranges in any order.
-
-    ``edges_ms`` are the only times for which the result has counts.
-    """
-
-    def read(item: PendingRange) -> Iterator[tuple[PendingRange, CountedDistribution]]:
-        counted = CountedDistribution(edges_ms)
-        own = own_topic(item.source)
-        with closing(snapshot.read(item)) as messages:
-            while True:
-                found = [observe(one, own) for one in islice(messages, _CHUNK)]
-                if not found:
-                    break
-                progress.add(len(found))
-                counted.looked_at += len(found)
-                for one in snapshot.select(item.source, found):
-                    counted.add(one.due_ms, one.target)
-        yield item, counted
-
-    return read_in_parallel(snapshot.ranges, read)

@@ -150,17 +150,14 @@ def _address(owner: ConsumerStats) -> DispatcherAddress | None:
         return None
     if parts.scheme != "http" or not host or not port:
         return None
+    local = host in ("localhost", "::1") or host.startswith("127.")
     if host in _WILDCARDS:
         # It listens on all interfaces: take the one from which it talks to the broker.
         host = owner.address.rpartition(":")[0].strip("[]")
-    elif _is_local(host) and f"@{socket.gethostname()}:" not in owner.name:
+    elif local and f"@{socket.gethostname()}:" not in owner.name:
         return None  # only its own machine reaches it
     if not host:
         return None
     return DispatcherAddress(
         name, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     )
-
-
-def _is_local(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

@@ -83,17 +83,13 @@ def average(read: ReadRows, selection: Selection, attribute: str) -> Average:
     )
 
 
-def _property(name: str) -> str:
-    quoted = name.replace("'", "''")
-    return f"properties['{quoted}']"
-
-
 def _number(attribute: str) -> tuple[str, str]:
     """Return an attribute as an SQL number, and the column that it needs."""
     column = {"size": "size", "delay": "delay_ms"}.get(attribute)
     if column is not None:
         return column, column
-    text = _property(attribute)
+    quoted = attribute.replace("'", "''")
+    text = f"properties['{quoted}']"
     number = f"TRY_CAST({text} AS DOUBLE)"
     # As a dispatcher reads it: without the further spellings of DuckDB.
     spelled = f"regexp_full_match({text}, '{NUMBER_PATTERN}') AND isfinite({number})"

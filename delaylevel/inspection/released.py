@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from threading import Lock
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
 from delaylevel.dispatcher.journal.records import LAST_INDEX, pack
-from delaylevel.dispatcher.journal.state import CancelledIds, JournalState
+from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import counting
 from delaylevel.errors import NotFoundError
 from delaylevel.model.position import Position
@@ -20,7 +20,8 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.topics.scan import pending_start
 
-RawPosition = tuple[int, int, int]  # ledger, entry, batch index (-1 for an unbatched entry)
+from .cancelled import Messages
+
 _ATTEMPTS = 4
 # Snapshots with very many IDs take too long to read for an estimate.
 _LIMITED_BYTES = 8 << 20
@@ -51,39 +52,38 @@ class _ReleasedPositions(JournalState):
         self.memory = _DiscardingDeduplicator(2)
 
 
-class CancelledView:
-    """The cancelled messages of a window partition. Threads may share it; it can be pickled."""
+class JournalView:
+    """The released and the cancelled messages of a window partition.
 
-    def __init__(self, ids: CancelledIds) -> None:
-        self._ids = ids
+    Threads may share it; it can be pickled.
+    """
+
+    def __init__(self, state: JournalState) -> None:
+        self._state = state
         # A look-up may change the order in which IDs are kept.
         self._lock = Lock()
 
-    def __len__(self) -> int:
-        return len(self._ids)
+    def __reduce__(self) -> tuple[type[JournalView], tuple[JournalState]]:
+        return JournalView, (self._state,)
 
-    def __reduce__(self) -> tuple[type[CancelledView], tuple[CancelledIds]]:
-        return CancelledView, (self._ids,)
+    def stored(self, messages: Messages) -> list[bool]:
+        """Return which messages are not released."""
+        rows = [(each.ledger, each.entry, each.batch) for each in messages]
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        # The batch index of an entry without a batch is -1.
+        entry_ids = columns[:, 1] << 10 | np.clip(columns[:, 2], 0, LAST_INDEX)
+        found: list[bool] = (~self._state.is_released(pack(columns[:, 0], entry_ids))).tolist()
+        return found
+
+    @property
+    def cancels(self) -> bool:
+        """True if there are cancelled messages."""
+        return len(self._state.cancelled) > 0
 
     def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
         """Return True if a message is cancelled; ``attempt`` is its number of refusals."""
         with self._lock:
-            return self._ids.contains(message_id, target, key, attempt)
-
-
-class JournalView:
-    """The released and the cancelled messages of a window partition. It can be pickled."""
-
-    def __init__(self, state: JournalState) -> None:
-        self._state = state
-        self.cancelled = CancelledView(state.cancelled)
-
-    def __call__(self, positions: Sequence[RawPosition]) -> list[bool]:
-        """Return which positions are released."""
-        columns = np.array(positions, dtype=np.int64).reshape(-1, 3)
-        entry_ids = columns[:, 1] << 10 | np.clip(columns[:, 2], 0, LAST_INDEX)
-        found: list[bool] = self._state.is_released(pack(columns[:, 0], entry_ids)).tolist()
-        return found
+            return self._state.cancelled.contains(message_id, target, key, attempt)
 
 
 def released_by_journal(

@@ -28,7 +28,7 @@ from delaylevel.model.message import batch_size, text_of
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import PendingRange
 
-from .distribution import Observation, SampledDistribution
+from .distribution import Distribution, Observation
 from .snapshot import PendingSnapshot, observe, own_topic
 
 # Number of sampled entries in all partitions together, and the largest number in one.
@@ -48,7 +48,7 @@ _EVENT_TIME_BYTES = 7
 _COUNTED = 8_000
 
 
-def sample(snapshot: PendingSnapshot) -> list[SampledDistribution]:
+def sample(snapshot: PendingSnapshot) -> list[Distribution]:
     """Return the estimated distribution of each range of a snapshot, in their order."""
     ranges = snapshot.ranges
     if not ranges:
@@ -69,7 +69,7 @@ def sample(snapshot: PendingSnapshot) -> list[SampledDistribution]:
     return found
 
 
-def _add_errors(samplers: Sequence[_RangeSampler], found: Sequence[SampledDistribution]) -> None:
+def _add_errors(samplers: Sequence[_RangeSampler], found: Sequence[Distribution]) -> None:
     """Set the variance of the number of messages in each range.
 
     The relative differences within a range are similar in all ranges, each of which may have only
@@ -215,20 +215,20 @@ class _RangeSampler:
             )
         )
 
-    def count(self) -> SampledDistribution:
+    def count(self) -> Distribution:
         """Read the whole range."""
         with closing(self._snapshot.read(self._item)) as messages:
             found = [observe(one, self._own_topic) for one in messages]
         source = self._item.source
-        result = SampledDistribution(exact=self._snapshot.exact(source), looked_at=len(found))
+        result = Distribution(exact=self._snapshot.exact(source), looked_at=len(found))
         result.add(self._snapshot.select(source, found))
         result.subtract(self._snapshot.cancelling(source, found))
         return result
 
-    def estimate(self) -> SampledDistribution:
+    def estimate(self) -> Distribution:
         """Return the distribution in which each sample represents the entries up to the next."""
         samples = sorted(self._samples, key=lambda one: one.number)
-        result = SampledDistribution(exact=False, looked_at=sum(one.read for one in samples))
+        result = Distribution(exact=False, looked_at=sum(one.read for one in samples))
         if not samples:
             return result
         # The first and the last entry have other numbers of messages than most.

@@ -6,6 +6,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -13,11 +14,12 @@ from typing import TypeVar
 
 from delaylevel.model.envelope import ID
 from delaylevel.model.level_topic import Role
+from delaylevel.model.message import properties_of
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window
 
-from .cancelled import name_of
+from .cancelled import is_cancellation, name_of
 from .sampling import expected_messages
-from .snapshot import PendingSnapshot
+from .snapshot import PendingSnapshot, observe, own_topic
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ S = TypeVar("S")
 _THREADS = 4
 _QUEUED_RESULTS = 8
 _POLL_S = 0.2
+# Number of messages between two reports of progress.
+CHUNK = 2000
 
 
 class ReadProgress:
@@ -80,9 +84,6 @@ def read_in_parallel(
     that memory is bounded by their size. When the caller closes the generator, the threads end at
     their next result. An exception of ``read`` is raised after the other threads have ended.
     """
-    waiting: queue.SimpleQueue[S] = queue.SimpleQueue()
-    for item in items:
-        waiting.put(item)
     results: queue.Queue[T | BaseException | None] = queue.Queue(_QUEUED_RESULTS)
     stop = threading.Event()
 
@@ -92,44 +93,28 @@ def read_in_parallel(
                 results.put(result, timeout=_POLL_S)
                 return
 
-    def work() -> None:
+    def work(item: S) -> None:
         try:
-            while not stop.is_set():
-                try:
-                    item = waiting.get_nowait()
-                except queue.Empty:
-                    break
-                for result in read(item):
-                    put(result)
-                    if stop.is_set():
-                        return
+            for result in read(item):
+                put(result)
+                if stop.is_set():
+                    return
             put(None)
         except BaseException as error:  # raised again in the caller's thread
             put(error)
 
-    running = min(_THREADS, len(items))
-    workers = [
-        threading.Thread(target=work, name=f"delaylevel-inspect-{number}", daemon=True)
-        for number in range(running)
-    ]
-    for worker in workers:
-        worker.start()
+    threads = ThreadPoolExecutor(_THREADS, "delaylevel-inspect")
     try:
-        while running:
-            result = results.get()
-            if result is None:
-                running -= 1
-            elif isinstance(result, BaseException):
-                raise result
-            else:
+        for item in items:
+            threads.submit(work, item)
+        for _ in items:
+            while (result := results.get()) is not None:
+                if isinstance(result, BaseException):
+                    raise result
                 yield result
     finally:
         stop.set()
-        for worker in workers:
-            worker.join()
-
-
-_CHUNK = 2000
+        threads.shutdown(cancel_futures=True)
 
 
 def without_cancelled(snapshot: PendingSnapshot, progress: ReadProgress) -> PendingSnapshot:
@@ -139,23 +124,20 @@ def without_cancelled(snapshot: PendingSnapshot, progress: ReadProgress) -> Pend
     """
     if snapshot.cancelled is None:
         return snapshot
-    progress.expect(lambda: expected_messages(snapshot))
-    parked = _read_parked(snapshot, progress)
-    return replace(snapshot, cancelled=replace(snapshot.cancelled, parked=parked))
-
-
-def _read_parked(snapshot: PendingSnapshot, progress: ReadProgress) -> frozenset[int]:
-    """Read the ranges of a snapshot, and return the names of the messages to be cancelled."""
 
     def read(item: PendingRange) -> Iterator[list[int]]:
-        if item.source.role is Role.HELD:
-            return
+        own = own_topic(item.source)
         with closing(snapshot.read(item)) as messages:
-            while chunk := list(islice(messages, _CHUNK)):
+            while chunk := list(islice(messages, CHUNK)):
                 progress.add(len(chunk))
-                found = snapshot.cancellations(item.source, chunk)
+                records = [one for one in chunk if is_cancellation(properties_of(one[0]))]
+                found = snapshot.cancelling(item.source, [observe(one, own) for one in records])
                 yield [
                     name_of(one.target, one.properties[ID], one.due_ms, one.key) for one in found
                 ]
 
-    return frozenset(name for names in read_in_parallel(snapshot.ranges, read) for name in names)
+    progress.expect(lambda: expected_messages(snapshot))
+    # Held messages cannot be cancelled.
+    ranges = [item for item in snapshot.ranges if item.source.role is not Role.HELD]
+    parked = frozenset(name for names in read_in_parallel(ranges, read) for name in names)
+    return replace(snapshot, cancelled=replace(snapshot.cancelled, parked=parked))

@@ -20,7 +20,7 @@ from delaylevel.cli.horizon import horizon_text
 from delaylevel.cli.main import cli
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import Inspector, Part
-from delaylevel.inspection.distribution import SampledDistribution, Stratum
+from delaylevel.inspection.distribution import Distribution, Observation, Stratum
 from delaylevel.inspection.horizon import DAY, HOUR, build
 from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
@@ -32,14 +32,15 @@ times = st.integers(NOW - 1000, NOW + 1000)
 
 
 @given(st.lists(times, max_size=20), st.integers(0, 300), times)
-def test_a_stratum_spreads_each_due_time_evenly(dues: list[int], spread: int, at: int) -> None:
-    stratum = Stratum(dues, 2.0, spread)
+def test_a_sample_spreads_each_due_time_evenly(dues: list[int], spread: int, at: int) -> None:
+    found = Distribution()
+    found.add([Observation(0, 0, 0, due, "orders", "", {}) for due in dues], 2.0, spread)
     # The share of (due, due + spread) that is before the time.
     parts = [min(max((at - due) / spread, 0.0), 1.0) if spread else float(due < at) for due in dues]
-    assert stratum.before(at) == pytest.approx(2 * sum(parts), abs=1e-6)
-    assert stratum.total == 2 * len(dues)
-    assert stratum.before(NOW + 2000) == pytest.approx(stratum.total)
-    assert stratum.last_due_ms == (max(dues) + spread if dues else None)
+    assert found.before(at) == pytest.approx(2 * sum(parts), abs=1e-6)
+    assert found.total == found.targets.get("orders", 0) == 2 * len(dues)
+    assert found.before(NOW + 2000) == pytest.approx(found.total)
+    assert found.last_due_ms == (max(dues) + spread if dues else None)
 
 
 # -- a level topic in memory
@@ -104,9 +105,9 @@ def test_five_levels_and_long_names_fit_80_columns(messages: int, exact: bool) -
         Part("window", Role.WINDOW),
         Part("held", Role.HELD),
     ]
-    found_in = {part: SampledDistribution([], exact) for part in parts[:2]}
+    found_in = {part: Distribution([], exact) for part in parts[:2]}
     for part in parts[2:]:
-        found_in[part] = SampledDistribution([Stratum([NOW + DAY], messages)], exact)
+        found_in[part] = Distribution([Stratum([NOW + DAY], messages)], exact)
     found_in[parts[0]].targets = {
         f"persistent://public/default/{'t' * 99}{n}": messages for n in range(2)
     }
