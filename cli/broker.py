@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -119,7 +118,10 @@ def start(
         version=version,
     )
     try:
-        with _starting(instance):
+        with contextlib.ExitStack() as stack:
+            if not instance.status().running:
+                line, what = stack.enter_context(status_line()), f"the broker {name!r}"
+                stack.enter_context(Starting(line, what, lambda: "this takes some seconds", None))
             status = instance.start()
     except AlreadyRunningError:
         status = instance.status()
@@ -129,20 +131,6 @@ def start(
             raise
         note(f"The broker {name!r} runs already.")
     emit_one(view(status), _COLUMNS, output)
-
-
-@contextlib.contextmanager
-def _starting(instance: EmbeddedBroker) -> Iterator[None]:
-    """Show that an instance starts, unless it runs."""
-    if instance.status().running:
-        yield
-        return
-    what = f"the broker {instance.name!r}"
-    with (
-        status_line() as line,
-        Starting(line, what, lambda: "this takes some seconds", None),
-    ):
-        yield
 
 
 @examples("delaylevel broker status", "delaylevel broker status --name default -o json")

@@ -108,48 +108,54 @@ def settings_of(ctx: click.Context) -> Settings:
     return ctx.find_root().ensure_object(Settings)
 
 
-def connection_options(function: Function) -> Function:
-    """Add the options that locate the cluster; ``@pass_connection`` reads them.
+def together(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
+    """Return one decorator for several options, in the order of the help."""
 
-    The root command has them, which serves every command (``delaylevel --service-url … send``).
-    A command that also has them accepts them after its own name.
-    """
+    def add(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
 
-    def remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-        if value is not None:
-            settings_of(ctx).flags[str(param.name)] = value
+    return add
 
-    option = functools.partial(click.option, expose_value=False, callback=remember)
-    existing = click.Path(exists=True, dir_okay=False)
-    for decorate in (
-        option("--config", "config_file", type=existing, help="Configuration file (TOML)."),
-        option(
-            "--tls-validate-hostname/--no-tls-validate-hostname",
-            default=None,
-            help="Check the server's host name against its certificate.",
-        ),
-        option(
-            "--tls-allow-insecure/--no-tls-allow-insecure",
-            default=None,
-            help="Accept any server certificate.",
-        ),
-        option("--tls-private-key-file", type=existing, help="Private key of the client (PEM)."),
-        option("--tls-certificate-file", type=existing, help="Client certificate (PEM)."),
-        option("--tls-trust-certs-file", type=existing, help="Trusted certificates (PEM)."),
-        option("--token-file", type=existing, help="File that holds the token."),
-        option(
-            "--admin-url",
-            metavar="URL",
-            help="Admin URL of the cluster; name several brokers (http://one:8080,two:8080).",
-        ),
-        option(
-            "--service-url",
-            metavar="URL",
-            help="Service URL of the cluster (pulsar://one:6650,two:6650).",
-        ),
-    ):
-        function = decorate(function)
-    return function
+
+def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if value is not None:
+        settings_of(ctx).flags[str(param.name)] = value
+
+
+_setting = functools.partial(click.option, expose_value=False, callback=_remember)
+_EXISTING = click.Path(exists=True, dir_okay=False)
+#: The options that locate the cluster; ``@pass_connection`` reads them. The root command has them,
+#: which serves every command (``delaylevel --service-url … send``). A command that also has them
+#: accepts them after its own name.
+connection_options = together(
+    _setting(
+        "--service-url",
+        metavar="URL",
+        help="Service URL of the cluster (pulsar://one:6650,two:6650).",
+    ),
+    _setting(
+        "--admin-url",
+        metavar="URL",
+        help="Admin URL of the cluster; name several brokers (http://one:8080,two:8080).",
+    ),
+    _setting("--token-file", type=_EXISTING, help="File that holds the token."),
+    _setting("--tls-trust-certs-file", type=_EXISTING, help="Trusted certificates (PEM)."),
+    _setting("--tls-certificate-file", type=_EXISTING, help="Client certificate (PEM)."),
+    _setting("--tls-private-key-file", type=_EXISTING, help="Private key of the client (PEM)."),
+    _setting(
+        "--tls-allow-insecure/--no-tls-allow-insecure",
+        default=None,
+        help="Accept any server certificate.",
+    ),
+    _setting(
+        "--tls-validate-hostname/--no-tls-validate-hostname",
+        default=None,
+        help="Check the server's host name against its certificate.",
+    ),
+    _setting("--config", "config_file", type=_EXISTING, help="Configuration file (TOML)."),
+)
 
 
 def pass_connection(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,8 +28,8 @@ def finding_view(finding: Finding) -> dict[str, Any]:
         "subject": finding.subject,
         "state": finding.state.value,
         "says": finding.says,
-        "problems": [problem.says for problem in finding.outcome.problems],
-        "warnings": [problem.says for problem in finding.outcome.warnings],
+        "problems": [problem.says for problem in finding.problems],
+        "warnings": [problem.says for problem in finding.warnings],
         "remedies": list(finding.remedies),
     }
 
@@ -59,7 +59,7 @@ def findings_text(
 
 def _paragraph(finding: Finding, width: int | None, colour: bool) -> str:
     mark = _MARKS[finding.state]
-    found = (*finding.outcome.problems, *finding.outcome.warnings)
+    found = (*finding.problems, *finding.warnings)
     return "\n".join(
         (
             f"{painted(mark, _TONES[mark] if colour else None)}  {finding.check} "

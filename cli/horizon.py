@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from delaylevel.cli.views.live import progress
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import (
     Column,
@@ -25,26 +26,19 @@ from delaylevel.model.level_topic import Role
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .inspection import Reading, inspector, note_delivery, target_option
+from .inspection import inspector, note_delivery, target_option
+
+_KEYS = (
+    *("topic", "target", "now_ms", "messages", "error", "exact", "exact_parts", "looked_at"),
+    *("damaged", "window_by_clock", "last_due_ms", "targets", "within", "bucket_ms", "profile"),
+)
 
 
 def horizon_view(found: Horizon) -> dict[str, Any]:
     """Return a horizon as one JSON object."""
     return {
-        "topic": found.topic,
-        "target": found.target,
-        "now_ms": found.now_ms,
-        "messages": found.messages,
-        "error": found.error,
-        "exact": found.exact,
-        "exact_parts": sorted(found.exact_parts),
-        "looked_at": found.looked_at,
-        "damaged": found.damaged,
-        "window_by_clock": found.window_by_clock,
-        "last_due_ms": found.last_due_ms,
-        "targets": dict(found.targets),
+        **{name: getattr(found, name) for name in _KEYS},
         "within": [within_view(row) for row in found.within],
-        "bucket_ms": found.bucket_ms,
         "profile": [vars(row) for row in found.profile],
     }
 
@@ -184,7 +178,7 @@ def horizon(settings: Settings, topic: str, exact: bool, target: str | None, out
     business topic or its level topic. Small partitions are counted. Large ones are sampled, and ~
     marks the estimates. Nothing is acknowledged or moved.
     """
-    with Reading() as shown, inspector(settings, topic, shown, target=target) as look:
+    with progress() as shown, inspector(settings, topic, shown, target=target) as look:
         found = look.horizon(exact=exact)
         shown.close()
         note_delivery(look, topic)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from delaylevel.cli.views.levels import note_undelivered
-from delaylevel.cli.views.live import Progress, status_line
+from delaylevel.cli.views.live import Progress, progress
 from delaylevel.cli.views.output import note
 from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.errors import InvalidInputError
@@ -20,29 +20,21 @@ from delaylevel.topics.scan import DEFAULT_SLACK_MS
 from delaylevel.web.reports import TOKEN_VARIABLE
 
 from . import options
-from .command import Settings
+from .command import Settings, together
 from .options import DURATION_MS, TIME
 
 target_option = click.option("--target", metavar="TOPIC", help="Business topic to match.")
 
-slack_option = click.option(
-    "--slack",
-    "slack_ms",
-    type=DURATION_MS,
-    default=exact_duration(DEFAULT_SLACK_MS),
-    help="Longest outage or clock difference that a search by due time allows for.",
-)
-
 
 def inspector(
-    settings: Settings, topic: str, shown: Reading | None = None, **options: Any
+    settings: Settings, topic: str, shown: Progress | None = None, **options: Any
 ) -> Inspector:
     """Open an inspector of the configured cluster, with the client's log kept off stdout.
 
     The options are ``target``, ``slack_ms``, ``live`` and ``live_token``, as for ``Inspector``.
     """
     if shown is not None:
-        options |= {"tell": shown.tell, "expect": shown.expect}
+        options |= {"tell": shown.update, "expect": shown.expect}
     connection = settings.connection()
     require_reachable(connection)
     client_options = {"logger": settings.client_logger()}
@@ -54,70 +46,42 @@ def note_delivery(look: Inspector, topic: str) -> None:
     note_undelivered(look.admin, look.description, topic)
 
 
-class Reading(contextlib.ExitStack):
-    """Progress of a long read on stderr: a share if the number of messages is known, or a count.
-
-    Nothing is drawn if stderr is not a terminal, or for a read that ends at once.
-    """
-
-    _LEAST = 20_000
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._line = self.enter_context(status_line())
-        self._progress = Progress(self._line, "Read", None)
-
-    def expect(self, messages: int) -> None:
-        """Set the estimated number of messages that follow."""
-        known = messages if messages >= self._LEAST else None
-        self._progress = Progress(self._line, "Reading" if known else "Read", known)
-
-    def tell(self, messages: int) -> None:
-        """Add a number of messages that were read."""
-        self._progress.update(messages)
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-key_option = click.option("--key", metavar="KEY", help="Partition key to match.")
-property_option = options.pairs("--property", "properties", help="Property to match. Repeatable.")
 id_option = click.option("--id", metavar="ID", help="Stable ID (delaylevel.id) to match.")
-live_option = click.option(
-    "--live/--no-live",
-    default=True,
-    show_default=False,
-    help="Ask running dispatchers about the window (default), or read its topic.",
+#: The options that select messages, passed as the arguments of `query`.
+selection_options = together(
+    click.option(
+        "--from", "from_ms", type=TIME, help="Earliest due time: ISO-8601, epoch ms or +2h."
+    ),
+    click.option(
+        "--to",
+        "before_ms",
+        type=TIME,
+        help="End of the due times, excluded: ISO-8601, epoch ms or +2h.",
+    ),
+    click.option("--where", metavar="SQL", help="Condition on the columns: 'size > 1000'."),
+    id_option,
+    click.option("--key", metavar="KEY", help="Partition key to match."),
+    options.pairs("--property", "properties", help="Property to match. Repeatable."),
+    target_option,
+    click.option(
+        "--slack",
+        "slack_ms",
+        type=DURATION_MS,
+        default=exact_duration(DEFAULT_SLACK_MS),
+        help="Longest outage or clock difference that a search by due time allows for.",
+    ),
+    click.option(
+        "--live-token-file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help=f"File with the token of live queries; by default the token in {TOKEN_VARIABLE}.",
+    ),
+    click.option(
+        "--live/--no-live",
+        default=True,
+        show_default=False,
+        help="Ask running dispatchers about the window (default), or read its topic.",
+    ),
 )
-live_token_option = click.option(
-    "--live-token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help=f"File with the token of live queries; by default the token in {TOKEN_VARIABLE}.",
-)
-
-
-def selection_options(function: F) -> F:
-    """Add the options that select messages, passed as the arguments of `query`."""
-    for option in (
-        live_option,
-        live_token_option,
-        slack_option,
-        target_option,
-        property_option,
-        key_option,
-        id_option,
-        click.option("--where", metavar="SQL", help="Condition on the columns: 'size > 1000'."),
-        click.option(
-            "--to",
-            "before_ms",
-            type=TIME,
-            help="End of the due times, excluded: ISO-8601, epoch ms or +2h.",
-        ),
-        click.option(
-            "--from", "from_ms", type=TIME, help="Earliest due time: ISO-8601, epoch ms or +2h."
-        ),
-    ):
-        function = option(function)
-    return function
 
 
 @contextlib.contextmanager
@@ -132,14 +96,14 @@ def query(
     live: bool = True,
     live_token_file: Path | None = None,
     **conditions: Any,
-) -> Iterator[tuple[Inspector, Selection, Reading]]:
+) -> Iterator[tuple[Inspector, Selection, Progress]]:
     """Open an inspector for the values of the selection options, and show its progress."""
     if from_ms is not None and before_ms is not None and before_ms <= from_ms:
         raise InvalidInputError("--to is not after --from: nothing can be due in between")
     selection = Selection(Window(from_ms, before_ms), **conditions)
     token = None if live_token_file is None else live_token_file.read_text("utf-8").strip()
     chosen = {"target": target, "slack_ms": slack_ms, "live": live, "live_token": token}
-    with Reading() as shown, inspector(settings, topic, shown, **chosen) as look:
+    with progress() as shown, inspector(settings, topic, shown, **chosen) as look:
         yield look, selection, shown
         refusals = {} if look.live is None else look.live.refusals
         for address, reason in refusals.items():

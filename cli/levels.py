@@ -17,7 +17,6 @@ from delaylevel.cli.views.levels import (
     LIST_LEGEND,
     PARTITIONS,
     description_view,
-    list_table_view,
     list_view,
     note_unsubscribed,
     partition_view,
@@ -61,10 +60,24 @@ _target = click.option("--target", metavar="TOPIC", help="Business topic to matc
 
 
 @examples(
+    "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
+    "delaylevel levels list",
+    "delaylevel levels describe orders",
+    "delaylevel levels expand orders --max-delay 60d",
+)
+@click.group()
+def levels() -> None:
+    """Create and manage level topics.
+
+    A level topic belongs to a business topic and holds its long-delayed messages.
+    """
+
+
+@examples(
     "delaylevel levels pause orders",
     "delaylevel levels pause orders --target invoices",
 )
-@click.command()
+@levels.command()
 @click.argument("topic")
 @_target
 @options.output
@@ -86,7 +99,7 @@ def pause(settings: Settings, topic: str, target: str | None, output: str) -> No
     "delaylevel levels resume orders",
     "delaylevel levels resume orders --target invoices --spread 10m",
 )
-@click.command()
+@levels.command()
 @click.argument("topic")
 @_target
 @click.option(
@@ -146,7 +159,7 @@ def parse_longer(text: str) -> tuple[timedelta, timedelta]:
     "delaylevel levels expand orders --max-delay 60d",
     "delaylevel levels expand orders --max-delay 60d --then hour:48h",
 )
-@click.command()
+@levels.command()
 @click.argument("topic")
 @options.max_delay()
 @click.option(
@@ -186,7 +199,7 @@ def expand(
     "delaylevel levels drain orders",
     "delaylevel levels drain orders --allow-early",
 )
-@click.command()
+@levels.command()
 @click.argument("topic")
 @click.option(
     "--allow-early",
@@ -238,7 +251,7 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
     "delaylevel levels delete orders",
     "delaylevel levels delete orders --discard 120",
 )
-@click.command()
+@levels.command()
 @click.argument("topic")
 @click.option(
     "--discard",
@@ -269,7 +282,7 @@ def delete(settings: Settings, topic: str, discard: int | None, output: str) -> 
     "delaylevel levels set orders --attribute amount",
     "delaylevel levels set orders --keep-target",
 )
-@click.command("set")
+@levels.command("set")
 @click.argument("topic")
 @options.on_missing_target()
 @options.expire_after()
@@ -315,20 +328,6 @@ def parse_level(text: str) -> PartitionStrategy:
         maximum_delay=parse_duration(parts[1]),
         lead=parse_duration(parts[2]) if len(parts) == 3 else None,
     )
-
-
-@examples(
-    "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
-    "delaylevel levels list",
-    "delaylevel levels describe orders",
-    "delaylevel levels expand orders --max-delay 60d",
-)
-@click.group()
-def levels() -> None:
-    """Create and manage level topics.
-
-    A level topic belongs to a business topic and holds its long-delayed messages.
-    """
 
 
 @examples(
@@ -479,23 +478,18 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
     """
     now_ms = SystemClock().now_ms()
     with Admin.from_connection(settings.connection()) as admin:
-        found = topics.list_level_topics(admin, namespace)
-        rows = [_row(admin, item, now_ms) for item in found]
+        rows = []
+        for item in topics.list_level_topics(admin, namespace):
+            at = None if item.description is None else status(admin, item.description, now_ms)
+            rows.append(list_view(item, at, () if at is None else undelivered(admin, at)))
     if output in ("json", "jsonl"):
         emit(rows, LIST, output)
         return
-    shown = [list_table_view(row) for row in rows]
+    shown = [{**row, "problem_count": len(row["problems"])} for row in rows]
     emit(shown, LIST, output, empty=f"No level topics in {namespace}.", legend=LIST_LEGEND)
     problems = problem_lines(rows, width_of(sys.stdout), has_colour(sys.stdout))
     if problems:
         write(problems)
-
-
-def _row(admin: Admin, item: topics.FoundLevelTopic, now_ms: int) -> dict[str, Any]:
-    if item.description is None:
-        return list_view(item, None)
-    at = status(admin, item.description, now_ms)
-    return list_view(item, at, undelivered(admin, at))
 
 
 @examples(
@@ -531,7 +525,3 @@ def describe(settings: Settings, topic: str, output: str) -> None:
         emit(shown, PARTITIONS, output)
     if len(shown) < len(rows):
         note(f"{len(rows) - len(shown)} empty partitions are not shown; -o wide shows them.")
-
-
-for _command in (expand, set_, pause, resume, drain, delete):
-    levels.add_command(_command)

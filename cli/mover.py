@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import platformdirs
@@ -22,10 +22,6 @@ from delaylevel.model.formatting import format_duration, shell
 from . import options
 from .command import Settings, examples, pass_settings
 from .service import job_addresses, refused_lines, serving_lines
-
-if TYPE_CHECKING:
-    pass
-
 
 _DEPLOYED = (
     Column("function"),
@@ -61,12 +57,29 @@ _name_option = click.option(
 
 
 @examples(
+    "delaylevel mover run orders",
+    "delaylevel mover run orders invoices --once",
+    "delaylevel mover deploy orders",
+    "delaylevel mover status orders",
+)
+@click.group()
+def mover() -> None:
+    """Hand off near-due messages from level topics.
+
+    They go to a finer level, the final window or their business topic. `run` starts the Spark job;
+    `delaylevel run` contains a mover without Spark. `deploy`, `status`, `logs`, `restart` and
+    `delete` manage the Function, a mover inside Pulsar, for level topics made with
+    `levels create --mover function`.
+    """
+
+
+@examples(
     "delaylevel mover deploy orders",
     "delaylevel mover deploy orders --parallelism 3 --cpu 0.5 --ram-mb 256",
     "delaylevel mover deploy orders --worker-admin-url http://broker.internal:8080",
     "delaylevel mover deploy orders --worker-python 3.11 --worker-platform manylinux2014_x86_64",
 )
-@click.command()
+@mover.command()
 @click.argument("topic")
 @_name_option
 @click.option("--parallelism", type=click.IntRange(1), default=1, help="Number of instances.")
@@ -167,7 +180,7 @@ def deploy(
     "delaylevel mover status orders",
     "delaylevel mover status orders -o json",
 )
-@click.command()
+@mover.command()
 @click.argument("topic")
 @_name_option
 @options.output
@@ -216,7 +229,7 @@ def status(settings: Settings, topic: str, name: str | None, output: str) -> Non
 
 
 @examples("delaylevel mover restart orders")
-@click.command()
+@mover.command()
 @click.argument("topic")
 @_name_option
 @pass_settings
@@ -235,7 +248,7 @@ def restart(settings: Settings, topic: str, name: str | None) -> None:
 
 
 @examples("delaylevel mover delete orders")
-@click.command()
+@mover.command()
 @click.argument("topic")
 @_name_option
 @pass_settings
@@ -257,9 +270,12 @@ def delete(settings: Settings, topic: str, name: str | None) -> None:
     "delaylevel mover logs orders --lines 500",
     "delaylevel mover logs orders --follow",
 )
-@click.command()
+@mover.command()
 @click.argument("topic")
-@options.log
+@click.option(
+    "-n", "--lines", type=click.IntRange(min=0), default=100, help="Number of lines to show."
+)
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until Ctrl-C.")
 @pass_settings
 def logs(settings: Settings, topic: str, lines: int, follow: bool) -> None:
     """Print the log of the Function of TOPIC.
@@ -285,30 +301,6 @@ def logs(settings: Settings, topic: str, lines: int, follow: bool) -> None:
             with contextlib.suppress(KeyboardInterrupt):  # the normal end
                 for line in itertools.islice(every, len(kept), None):
                     click.echo(line)
-
-
-COMMANDS = (deploy, status, logs, restart, delete)
-
-
-@examples(
-    "delaylevel mover run orders",
-    "delaylevel mover run orders invoices --once",
-    "delaylevel mover deploy orders",
-    "delaylevel mover status orders",
-)
-@click.group()
-def mover() -> None:
-    """Hand off near-due messages from level topics.
-
-    They go to a finer level, the final window or their business topic. `run` starts the Spark job;
-    `delaylevel run` contains a mover without Spark. `deploy`, `status`, `logs`, `restart` and
-    `delete` manage the Function, a mover inside Pulsar, for level topics made with
-    `levels create --mover function`.
-    """
-
-
-for _command in COMMANDS:
-    mover.add_command(_command)
 
 
 @examples(
@@ -414,15 +406,11 @@ def run(
         None if settings.once else serving,
     ):
         job.run(show)
-    note(_moved(moved, left_out))
+    if moved or left_out:
+        dropped_by_steps = f" {left_out:,} dropped by the steps." if left_out else ""
+        note(f"{moved:,} messages moved.{dropped_by_steps}")
+    else:
+        note("Nothing was ready: no message moved.")
     if signals > 1:
         note("The last batch is not finished; the next run repeats it.")
         click.get_current_context().exit(1)
-
-
-def _moved(messages: int, dropped: int = 0) -> str:
-    if not messages + dropped:
-        return "Nothing was ready: no message moved."
-    return f"{messages:,} messages moved." + (
-        f" {dropped:,} dropped by the steps." if dropped else ""
-    )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -20,6 +20,8 @@ from delaylevel.model.formatting import parse_duration, parse_iso
 from delaylevel.model.level_topic import Expired, FinalWindow, MissingTarget, Mover
 from delaylevel.model.strategy import PartitionBy
 from delaylevel.model.topic_name import parse_namespace
+
+from .command import together
 
 # Smaller numbers (before March 1973) are more likely seconds that were given by mistake.
 _SMALLEST_EPOCH_MS = 100_000_000_000
@@ -110,18 +112,12 @@ UNIT = Parsed("unit", parse_unit)
 TIME = Parsed("time", lambda text: parse_time_ms(text, time.time_ns() // 1_000_000))
 
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
 pairs = functools.partial(click.option, multiple=True, metavar="KEY=VALUE", callback=parse_pairs)
 
 
 output = click.option(
     "-o", "--output", type=click.Choice(FORMATS), default="table", help="Format of the result."
 )
-
-
-_DELIVERY = "Delivery guarantee; effectively-once is for dispatchers, and needs deduplication."
 
 
 def _at_least_once(_: click.Context, __: click.Parameter, value: Delivery) -> None:
@@ -131,20 +127,15 @@ def _at_least_once(_: click.Context, __: click.Parameter, value: Delivery) -> No
         raise click.UsageError(str(error)) from error
 
 
-mover_delivery = click.option(
+_delivery = functools.partial(
+    click.option,
     "--delivery",
     type=OneOf(Delivery),
     default=Delivery.AT_LEAST_ONCE.value,
-    callback=_at_least_once,
-    expose_value=False,
-    help=_DELIVERY,
+    help="Delivery guarantee; effectively-once is for dispatchers, and needs deduplication.",
 )
-delivery = click.option(
-    "--delivery",
-    type=OneOf(Delivery),
-    default=Delivery.AT_LEAST_ONCE.value,
-    help=_DELIVERY,
-)
+delivery = _delivery()
+mover_delivery = _delivery(callback=_at_least_once, expose_value=False)
 trigger = click.option(
     "--trigger",
     "trigger_ms",
@@ -156,11 +147,6 @@ everything = click.option(
 )
 #: Help of ``--namespace``, which several commands have.
 NAMESPACE = "Namespace whose level topics are meant if no TOPIC is given."
-spill_dir = click.option(
-    "--spill-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the dispatcher's spill files.",
-)
 mover = click.option(
     "--mover",
     type=OneOf(Mover),
@@ -222,79 +208,68 @@ keep_target = click.option(
 )
 
 
-def dispatching(function: Function) -> Function:
-    """Add the options of a dispatcher; ``dispatch_settings`` takes their values."""
-    for decorate in (
-        click.option(
-            "--processes",
-            type=click.IntRange(0, 64),
-            envvar="DELAYLEVEL_PROCESSES",
-            metavar="NUMBER",
-            default=1,
-            help="Number of dispatcher processes that share the window partitions; 0 for one for "
-            "each usable core.",
-        ),
-        click.option(
-            "--dispatcher-name",
-            "name",
-            metavar="NAME",
-            help="Name of this dispatcher; by default host and process.",
-        ),
-        spill_dir,
-        click.option(
-            "--checkpoint-interval",
-            "checkpoint_ms",
-            type=DURATION_MS,
-            default="1s",
-            help="Interval between acknowledgements of released messages.",
-        ),
-        click.option(
-            "--remember",
-            type=click.IntRange(min=2),
-            default=2_000_000,
-            metavar="IDS",
-            help="Number of message IDs to remember for each source, to drop copies.",
-        ),
-        click.option(
-            "--memory",
-            type=click.IntRange(min=8),
-            default=256,
-            metavar="MIB",
-            help="Memory for pending payloads of each level topic; the rest is spilled to disk.",
-        ),
-        delivery,
-    ):
-        function = decorate(function)
-    return function
-
-
-def metrics(function: Function) -> Function:
-    """Add ``--metrics-port`` and ``--metrics-address``."""
-    port = click.option(
+#: The options of a dispatcher; ``dispatch_settings`` takes their values.
+dispatching = together(
+    delivery,
+    click.option(
+        "--memory",
+        type=click.IntRange(min=8),
+        default=256,
+        metavar="MIB",
+        help="Memory for pending payloads of each level topic; the rest is spilled to disk.",
+    ),
+    click.option(
+        "--remember",
+        type=click.IntRange(min=2),
+        default=2_000_000,
+        metavar="IDS",
+        help="Number of message IDs to remember for each source, to drop copies.",
+    ),
+    click.option(
+        "--checkpoint-interval",
+        "checkpoint_ms",
+        type=DURATION_MS,
+        default="1s",
+        help="Interval between acknowledgements of released messages.",
+    ),
+    click.option(
+        "--spill-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Folder of the dispatcher's spill files.",
+    ),
+    click.option(
+        "--dispatcher-name",
+        "name",
+        metavar="NAME",
+        help="Name of this dispatcher; by default host and process.",
+    ),
+    click.option(
+        "--processes",
+        type=click.IntRange(0, 64),
+        envvar="DELAYLEVEL_PROCESSES",
+        metavar="NUMBER",
+        default=1,
+        help="Number of dispatcher processes that share the window partitions; 0 for one for each "
+        "usable core.",
+    ),
+)
+metrics = together(
+    click.option(
         "--metrics-port",
         type=click.IntRange(0, 65535),
         metavar="PORT",
         help="Port for metrics, probes and the status page; 0 for any free port.",
-    )
-    address = click.option(
+    ),
+    click.option(
         "--metrics-address",
         default="127.0.0.1",
         metavar="ADDRESS",
         help="Address of the interface that serves them.",
-    )
-    return port(address(function))
+    ),
+)
 
 
-def log(function: Function) -> Function:
-    """Add ``-n/--lines`` and ``-f/--follow``."""
-    lines = click.option(
-        "-n", "--lines", type=click.IntRange(min=0), default=100, help="Number of lines to show."
-    )
-    follow = click.option("-f", "--follow", is_flag=True, help="Print new lines until Ctrl-C.")
-    return lines(follow(function))
-
-
-def _check_namespace(ctx: click.Context, param: click.Parameter, value: str) -> str:
+def _check_namespace(_: click.Context, __: click.Parameter, value: str) -> str:
     parse_namespace(value)
     return value
 

@@ -1,28 +1,37 @@
-"""``delaylevel pending``: pending messages as rows, or the average of an attribute."""
+"""``delaylevel pending``: pending messages as rows or an average; cancel or reschedule them."""
 
 from __future__ import annotations
 
 import base64
 import difflib
-import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from delaylevel import changes
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cli.views.terminal import cut, printable
+from delaylevel.cluster.connection.settings import require_reachable
+from delaylevel.errors import InvalidInputError, StillPendingError
+from delaylevel.inspection import Inspector, Selection
+from delaylevel.model.clock import duration_ms
 from delaylevel.model.formatting import format_duration
+from delaylevel.model.outcome import Receipt
+from delaylevel.producer.client import DelayLevelClient
+from delaylevel.producer.receipts import check_cancellable
 
-from . import cancellation, options
-from .command import Settings, examples, pass_settings
-from .inspection import query, selection_options
+from . import options
+from .command import Settings, examples, pass_settings, together
+from .failures import finish, outcome_tone
+from .inspection import id_option, inspector, query, selection_options
+from .options import DURATION
 
 if TYPE_CHECKING:
     from delaylevel.inspection.rows import PendingRow
-
 
 # The longest key and payload that leave room for the other columns of an 80-character table.
 _KEY_WIDTH = 24
@@ -96,14 +105,6 @@ class _Group(click.Group):
         return super().parse_args(ctx, args)
 
 
-_limit_option = functools.partial(
-    click.option, "--limit", type=click.IntRange(min=0), help="Number of rows to show; 0 for all."
-)
-_payload_option = click.option(
-    "--payload", is_flag=True, help="Include the payload; base64 in JSON."
-)
-
-
 @examples(
     "delaylevel pending orders --from +1h --to +2h",
     "delaylevel pending list orders --where 'size > 1000' --limit 20",
@@ -133,8 +134,13 @@ def pending() -> None:
 @pending.command("list")
 @click.argument("topic")
 @selection_options
-@_limit_option(default=100)
-@_payload_option
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=100,
+    help="Number of rows to show; 0 for all.",
+)
+@click.option("--payload", is_flag=True, help="Include the payload; base64 in JSON.")
 @options.output
 @pass_settings
 def list_(
@@ -215,5 +221,188 @@ def average(settings: Settings, topic: str, attribute: str, output: str, **condi
     emit_one(view, _AVERAGE, output)
 
 
-for _command in cancellation.COMMANDS:
-    pending.add_command(_command)
+_OUTCOMES: tuple[Column, ...] = (
+    Column("id", "id"),
+    Column("outcome", tone=outcome_tone),
+    Column("due_ms", "time", rank=1),
+    Column("released_ms", "time", rank=2),
+    Column("reason", rank=3),
+    Column("target", "topic", wide=True, head="FOR"),
+    Column("key", wide=True),
+    Column("decided_ms", "time", wide=True),
+)
+_RESCHEDULED = (*_OUTCOMES, Column("new_id", head="NEW ID"), Column("new_due_ms", "time", rank=1))
+
+_changing = together(
+    click.argument("topic"),
+    click.option("--receipt", metavar="TEXT", help="Receipt of the message, instead of its ID."),
+    selection_options,
+    click.option(
+        "--count",
+        type=click.IntRange(min=0),
+        help="Number of selected messages, as a confirmation.",
+    ),
+    click.option(
+        "--timeout",
+        type=DURATION,
+        help="Time to wait for outcomes; by default they are not waited for.",
+    ),
+    options.output,
+)
+
+
+@examples(
+    "delaylevel pending cancel orders --id renewal-4711",
+    "delaylevel pending cancel orders --key customer-7 --count 3 --timeout 1s",
+    "delaylevel pending cancel orders --where \"properties['kind'] = 'reminder'\" --count 120",
+)
+@pending.command()
+@_changing
+@pass_settings
+def cancel(settings: Settings, topic: str, **arguments: Any) -> None:
+    """Cancel pending messages of TOPIC.
+
+    Select them as for `delaylevel pending list`, or one by its receipt, which needs no search. More
+    than one message needs --count.
+
+    OUTCOME is `accepted` until the dispatcher has decided, which it does when the message is nearly
+    due. There is a row for each message. The exit code is 0 if all of them are accepted or
+    cancelled, and 1 if one of them is failed, too late or unknown, or none is found.
+    """
+    _change(settings, topic, changes.cancel, _OUTCOMES, **arguments)
+
+
+@examples(
+    "delaylevel pending reschedule orders --id renewal-4711 --at +2d",
+    "delaylevel pending reschedule orders --key customer-7 --count 3 --at 2030-01-31T12:00:00Z",
+)
+@pending.command()
+@_changing
+@options.at("deliver_at", required=True)
+@pass_settings
+def reschedule(settings: Settings, topic: str, deliver_at: int, **arguments: Any) -> None:
+    """Give pending messages of TOPIC another due time.
+
+    Each message is stored again, with a new ID and the new due time. Then the old one is cancelled,
+    and OUTCOME is that of its cancellation. At least one of the two is delivered, and if OUTCOME is
+    `too late`, both are. Messages are selected as for `delaylevel pending cancel`.
+
+    There is a row for each message. One that could not be stored again is `failed` with the reason,
+    and stays as it is; `both` if it was stored again, but the old one could not be cancelled;
+    `unconfirmed` if nobody knows. The exit code is 0 if all of them are accepted or cancelled, and
+    otherwise 1, also if none is found.
+    """
+    change = partial(changes.reschedule, deliver_at)
+    _change(settings, topic, change, _RESCHEDULED, **arguments)
+
+
+@examples(
+    "delaylevel pending fire orders --id renewal-4711",
+    "delaylevel pending fire orders --key customer-7 --count 3 --timeout 1s",
+)
+@pending.command()
+@_changing
+@pass_settings
+def fire(settings: Settings, topic: str, **arguments: Any) -> None:
+    """Deliver pending messages of TOPIC now.
+
+    This is `delaylevel pending reschedule` to the present, with the same outcomes and exit codes.
+    """
+    _change(settings, topic, changes.fire, _RESCHEDULED, **arguments)
+
+
+@examples(
+    "delaylevel pending outcome orders",
+    "delaylevel pending outcome orders --id renewal-4711 -o json",
+)
+@pending.command()
+@click.argument("topic")
+@id_option
+@options.output
+@pass_settings
+def outcome(settings: Settings, topic: str, id: str | None, output: str) -> None:  # noqa: A002
+    """Show the outcomes of cancellations of TOPIC.
+
+    Those of about the last day are shown, one for each message. With --id, the exit code is 1 if
+    there is none: the dispatcher has not decided, or it was long ago.
+    """
+    with inspector(settings, topic) as look:
+        found = look.outcomes().stored(id)
+    emit(
+        [changes.outcome_view(one) for one in found],
+        _OUTCOMES,
+        output,
+        empty="No cancellation has an outcome.",
+    )
+    if id is not None and not found:
+        click.get_current_context().exit(1)
+
+
+def client_of(settings: Settings) -> DelayLevelClient:
+    """Open a client for the producers that send cancellations."""
+    connection = settings.connection()
+    require_reachable(connection)
+    return DelayLevelClient.from_connection(connection, logger=settings.client_logger())
+
+
+def _change(
+    settings: Settings,
+    topic: str,
+    change: changes.Change,
+    columns: Sequence[Column],
+    *,
+    receipt: str | None,
+    count: int | None,
+    timeout: Any,
+    output: str,
+    **conditions: Any,
+) -> None:
+    """Change the selected messages, and print the outcomes."""
+    with query(settings, topic, **conditions) as (look, selection, shown):
+        check_cancellable(look.description, has_admin=True)
+        if receipt is not None:
+            if selection != Selection():
+                raise click.UsageError("a receipt names one message: give no further conditions")
+            chosen = [changes.named_by_receipt(look.description, receipt)]
+        else:
+            chosen = _found(look, selection)
+        shown.close()
+        _confirm(chosen, count)
+        results = []
+        if chosen:
+            timeout_s = None if timeout is None else duration_ms(timeout) / 1000
+            opened = partial(client_of, settings)
+            results = changes.change_messages(opened, look, chosen, change, timeout_s, note)
+        # Nothing that can fail stands between the changes and their rows.
+        finish(
+            [one.view for one in results],
+            columns,
+            output,
+            done=sum(one.done for one in results),
+            of=len(results),
+            empty="No message matches.",
+        )
+
+
+def _found(look: Inspector, selection: Selection) -> list[Receipt]:
+    """Return the receipts of the selected messages, without those that are held."""
+    if selection == Selection() and look.target is None:
+        raise click.UsageError("select messages: --id, --receipt, --key, --where, --from, --to …")
+    rows = changes.pending_rows(look, selection)
+    found, held = changes.receipts_of(look.description, rows)
+    if held:
+        note(f"{held:,} selected messages are held or unreadable: they cannot be cancelled.")
+    return found
+
+
+def _confirm(chosen: Sequence[Receipt], count: int | None) -> None:
+    """Raise an error unless the number of messages is confirmed."""
+    if count is None and len(chosen) > 1:
+        raise InvalidInputError(
+            f"{len(chosen)} messages are selected: confirm with --count {len(chosen)}; nothing was "
+            "changed"
+        )
+    if count is not None and count != len(chosen):
+        raise StillPendingError(
+            f"{len(chosen)} messages are selected, not {count}: nothing was changed", len(chosen)
+        )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +11,7 @@ import click
 import platformdirs
 
 from delaylevel.cli.views import logs as own_logs
-from delaylevel.cli.views.live import Starting, StatusLine, first_unmet, status_line
-from delaylevel.cli.views.output import note
+from delaylevel.cli.views.live import Starting, first_unmet, status_line
 from delaylevel.cluster import logs
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.threads import stop_on_signals
@@ -27,13 +24,7 @@ from .service import refused_lines, serve_metrics, serving_lines
 
 if TYPE_CHECKING:
     from delaylevel.dispatcher import DispatchSettings
-    from delaylevel.mover.service import MoverStats
     from delaylevel.run import LocalService
-
-# Time between two lines on the progress, in a log.
-_LINE_EVERY_S = 60.0
-# Time before a line at which the broker is asked for what waits.
-_REQUEST_S = 3.0
 
 
 @examples(
@@ -106,6 +97,7 @@ def serve(
         count: number of processes; 0 for one for each usable core.
         moves: False to run the dispatcher alone.
     """
+    from delaylevel.cli.views.service import ServiceProgress
     from delaylevel.cluster.rest.admin import Admin
     from delaylevel.dispatcher.processes import Processes, tune_interpreter
     from delaylevel.run.service import LocalService, further_process
@@ -148,7 +140,7 @@ def serve(
                 lambda: first_unmet(service.start_checks()),
                 lambda: [*_serving(service, namespace), "Ctrl-C ends it."],
             )
-            progress = _Progress(service, line, start)
+            progress = ServiceProgress(service, line, start)
             with start:
                 service.run(progress.show)
         progress.end()
@@ -177,83 +169,3 @@ def _serving(service: LocalService, namespace: str | None) -> list[str]:
     if namespace is not None:
         lines.append(f"Level topics that are created in {namespace} are served, too.")
     return lines
-
-
-class _MoverStates:
-    """The states of movers, printed when they change."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[str, str]] = {}
-
-    def show(self, found: Mapping[str, MoverStats]) -> None:
-        """Print the changes since the last call."""
-        for topic, stats in found.items():
-            state = stats.state, stats.holder
-            before = self._known.get(topic, ("starting", ""))
-            self._known[topic] = state
-            if state == before:
-                continue
-            if stats.state == "standby":
-                note(f"{topic}: on standby, {stats.holder or 'another mover'} moves its messages")
-            elif stats.state == "moving" and before[0] != "failing":
-                note(f"{topic}: moving its messages")
-
-
-class _Progress:
-    """The progress of a service: the last line of a terminal, else a line now and then."""
-
-    def __init__(self, service: LocalService, line: StatusLine, start: Starting) -> None:
-        from delaylevel.cli.views.service import ServiceView
-
-        self._service = service
-        self._start = start
-        self._view = ServiceView()
-        self._states = _MoverStates()
-        self._line = line
-        self._counts = (0, 0)
-        self._line_s = time.monotonic() + _LINE_EVERY_S
-
-    def show(self) -> None:
-        """Update the view; called once a second."""
-        if not self._start.over:
-            return
-        self._states.show(self._movers())
-        if self._line.live:
-            self._update()
-            self._line.show(self._view.summary())
-            return
-        if time.monotonic() >= self._line_s - _REQUEST_S:
-            self._service.members()
-        if time.monotonic() >= self._line_s:
-            self._line_s = time.monotonic() + _LINE_EVERY_S
-            self._update()
-            if self._view.counts != self._counts:
-                self._counts = self._view.counts
-                for line in self._view.lines():
-                    note(line)
-
-    def end(self) -> None:
-        """Print the totals."""
-        self._update(ends=True)
-        moved, released = self._view.counts
-        mover = f"{moved:,} messages moved, " if self._service.movers else ""
-        note(f"{mover}{released:,} {'' if mover else 'messages '}released.")
-
-    def _movers(self) -> dict[str, MoverStats]:
-        return {
-            topic: stats for each in self._service.movers for topic, stats in each.stats().items()
-        }
-
-    def _update(self, *, ends: bool = False) -> None:
-        owners = {
-            key: stats for each in self._service.dispatchers for key, stats in each.stats().items()
-        }
-        releases = {
-            topic: count
-            for each in self._service.dispatchers
-            for topic, count in each.released().items()
-        }
-        now_ms = time.time_ns() // 1_000_000
-        # They request others in the background, where the end of the process would stop them.
-        members = {} if ends else self._service.members()
-        self._view.update(self._movers(), owners, releases, members, now_ms)

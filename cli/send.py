@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, BinaryIO
 
 import click
@@ -45,12 +45,6 @@ _COLUMNS = (
     Column("receipt", wide=True),
 )
 _PATIENCE_S = 10.0
-_LINE_KEYS = frozenset(
-    (
-        *("body", "base64", "key", "ordering_key", "properties", "event_time", "id"),
-        *("at", "after", "expires_at", "expires_after", "target"),
-    )
-)
 # Keys of a line of `pending list` that describe the present place of the message.
 _EXPORTED_KEYS = frozenset(
     (
@@ -123,7 +117,7 @@ def send(
     With -o json, the result of a delayed message has its receipt, with which it can be cancelled,
     unless the final window is broker.
     """
-    now_ms = SystemClock().now_ms()
+    length: int | None = 1
     if jsonl is not None:
         # All other options describe one message.
         given = replace or any(value not in (None, {}) for value in arguments.values())
@@ -132,8 +126,11 @@ def send(
                 "with --jsonl, each line has its own body, keys, properties, times and ID: "
                 "give none of them here"
             )
-        messages: Iterable[Outgoing | _Row] = _lines(jsonl, now_ms)
-        length = _count(jsonl)
+        messages: Iterable[Outgoing | _Row] = _lines(jsonl, SystemClock().now_ms())
+        length = None  # of a pipe
+        if jsonl.seekable():
+            length = sum(1 for line in jsonl if line.strip())
+            jsonl.seek(0)
     else:
         if arguments["deliver_after"] is not None and arguments["deliver_at"] is not None:
             raise click.UsageError("give --after or --at, not both")
@@ -145,7 +142,6 @@ def send(
         content = body.encode() if body is not None else sys.stdin.buffer.read()
         arguments["properties"] = arguments["properties"] or None
         messages = [Outgoing(content, arguments, replace=replace)]
-        length = 1
     place = {"delay_level_topic": level_topic, "delay_level_namespace": level_namespace}
     with _Sending(connection, topic, place) as sending:
         with progress(f"Sending to {topic}", length) as bar:
@@ -280,7 +276,12 @@ class _Sending:
         """Wait for every confirmation."""
         producers = [one for one in self._producers.values() if not isinstance(one, Exception)]
         try:
-            _flush(producers, lambda: all(map(_is_settled, self.rows)))
+            for producer in producers:
+                producer.flush()
+            # The last callbacks may run shortly after a flush.
+            deadline = time.monotonic() + _PATIENCE_S
+            while not all(map(_is_settled, self.rows)) and time.monotonic() < deadline:
+                time.sleep(0.001)
         except Exception as error:
             note(f"Not everything was confirmed: {failure_view(error)['reason']}")
         except KeyboardInterrupt:
@@ -349,15 +350,6 @@ def _message_id(receipt: Receipt) -> str:
     return f"({at.ledger},{at.entry},{-1 if partition is None else partition},{at.batch})"
 
 
-def _flush(producers: Iterable[Any], answered: Callable[[], bool]) -> None:
-    """Flush producers and wait for the last callbacks, which may run shortly after a flush."""
-    for producer in producers:
-        producer.flush()
-    deadline = time.monotonic() + _PATIENCE_S
-    while not answered() and time.monotonic() < deadline:
-        time.sleep(0.001)
-
-
 def _lines(source: BinaryIO, now_ms: int) -> Iterator[Outgoing | _Row]:
     """Yield the message of each line; or the row of a wrong line."""
     for number, line in enumerate(source, 1):
@@ -370,15 +362,6 @@ def _lines(source: BinaryIO, now_ms: int) -> Iterator[Outgoing | _Row]:
             else:
                 message.line = number
                 yield message
-
-
-def _count(source: BinaryIO) -> int | None:
-    """Return the number of lines of a file, or None for a pipe."""
-    if not source.seekable():
-        return None
-    count = sum(1 for line in source if line.strip())
-    source.seek(0)
-    return count
 
 
 @dataclass
@@ -426,9 +409,10 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
     if "due_ms" in value and "position" in value:
         exact = {"event_timestamp": value.get("event_ms"), "deliver_at": value["due_ms"]}
         value, schema = _exported(value)
-    unknown = sorted(set(value) - _LINE_KEYS)
+    known = sorted({"body", "base64", "properties", "target", *_FIELDS})
+    unknown = sorted(value.keys() - known)
     if unknown:
-        raise InvalidInputError(f"unknown key {unknown[0]!r}: use {sorted(_LINE_KEYS)}")
+        raise InvalidInputError(f"unknown key {unknown[0]!r}: use {known}")
     if ("body" in value) == ("base64" in value):
         raise InvalidInputError("give either body (text or null) or base64")
     body = _text(value, "body")
@@ -436,29 +420,20 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
     if "base64" in value:
         try:
             content = base64.b64decode(_text(value, "base64") or "", validate=True)
-        except (binascii.Error, ValueError) as error:
+        except ValueError as error:
             raise InvalidInputError(f"base64: {error}") from None
     properties = value.get("properties") or {}
     if not (isinstance(properties, dict) and all(isinstance(v, str) for v in properties.values())):
         raise InvalidInputError("properties is not an object whose values are all strings")
-    after, expires_after = _text(value, "after"), _text(value, "expires_after")
+    arguments: dict[str, Any] = {"properties": properties or None}
     try:
-        arguments = {
-            "partition_key": _text(value, "key"),
-            "ordering_key": _text(value, "ordering_key"),
-            "properties": properties or None,
-            "event_timestamp": _time(value, "event_time", now_ms),
-            "deliver_at": _time(value, "at", now_ms),
-            "deliver_after": parse_duration(after) if after is not None else None,
-            "expires_at": _time(value, "expires_at", now_ms),
-            "expires_after": parse_duration(expires_after) if expires_after is not None else None,
-            "message_id": _text(value, "id"),
-        }
+        for name, (argument, read) in _FIELDS.items():
+            arguments[argument] = read(value, name, now_ms)
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
     named = _text(value, "target")
     target = None if named is None else TopicName.parse(named).full
-    return Outgoing(content, {**arguments, **exact}, target=target, schema=schema)
+    return Outgoing(content, arguments | exact, target=target, schema=schema)
 
 
 def _exported(row: dict[str, Any]) -> tuple[dict[str, Any], SchemaRef | None]:
@@ -483,11 +458,16 @@ def _exported(row: dict[str, Any]) -> tuple[dict[str, Any], SchemaRef | None]:
     return line, None if schema is None else SchemaRef.parse(str(schema))
 
 
-def _text(value: dict[str, Any], name: str) -> str | None:
+def _text(value: dict[str, Any], name: str, _: int = 0) -> str | None:
     found = value.get(name)
     if found is not None and not isinstance(found, str):
         raise InvalidInputError(f"{name} is {json.dumps(found)}, not a string")
     return found
+
+
+def _duration(value: dict[str, Any], name: str, _: int) -> timedelta | None:
+    found = _text(value, name)
+    return None if found is None else parse_duration(found)
 
 
 def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
@@ -497,3 +477,16 @@ def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
     if isinstance(found, bool) or not isinstance(found, (str, int)):
         raise InvalidInputError(f"{name} is {json.dumps(found)}: write ISO-8601, epoch ms or +2h")
     return parse_time_ms(str(found), now_ms)
+
+
+#: Keys of a line, each with the argument that it becomes, and the function that reads it.
+_FIELDS: dict[str, tuple[str, Callable[[dict[str, Any], str, int], Any]]] = {
+    "key": ("partition_key", _text),
+    "ordering_key": ("ordering_key", _text),
+    "event_time": ("event_timestamp", _time),
+    "at": ("deliver_at", _time),
+    "after": ("deliver_after", _duration),
+    "expires_at": ("expires_at", _time),
+    "expires_after": ("expires_after", _duration),
+    "id": ("message_id", _text),
+}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from delaylevel.cli.views.output import note
@@ -65,11 +65,25 @@ def serving_lines(
             lock.
     """
     groups_of = {group.description.topic: group for group in groups}
-    return [
-        f"{local(item.topic)} for {_targets(item)}: "
-        + "; ".join((*_levels(item, movers), *_window(groups_of.get(item.topic))))
-        for item in descriptions
-    ]
+    lines = []
+    for item in descriptions:
+        first, *more = item.targets or ("",)
+        target = TopicName.parse(first).short + (f" and {len(more)} more" if more else "")
+        parts = []
+        if item.topic in movers:
+            stats = movers[item.topic]
+            if stats is not None and stats.state == "standby":
+                parts.append(f"levels on standby for {stats.holder or 'another mover'}")
+            else:
+                count = sum(level.partitions for level in item.levels)
+                parts.append(f"levels with {count} partitions")
+        group = groups_of.get(item.topic)
+        if group is not None:
+            held, of = len(group.stats), item.window_partitions
+            share = f"window with {held} of {of} partitions"
+            parts.append(share if held else "window on standby")
+        lines.append(f"{local(item.topic)} for {target}: {'; '.join(parts)}")
+    return lines
 
 
 def refused_lines(
@@ -77,26 +91,3 @@ def refused_lines(
 ) -> list[str]:
     """Return a line for each level topic that cannot be served now."""
     return [f"NOT SERVED: {name}: {reason}. {remedy}." for name, reason in refused.items()]
-
-
-def _targets(description: LevelTopicDescription) -> str:
-    first, *more = description.targets or ("",)
-    return TopicName.parse(first).short + (f" and {len(more)} more" if more else "")
-
-
-def _levels(
-    description: LevelTopicDescription, movers: Mapping[str, MoverStats | None]
-) -> Iterator[str]:
-    if description.topic in movers:
-        stats = movers[description.topic]
-        if stats is not None and stats.state == "standby":
-            yield f"levels on standby for {stats.holder or 'another mover'}"
-        else:
-            count = sum(level.partitions for level in description.levels)
-            yield f"levels with {count} partitions"
-
-
-def _window(group: ServedGroup | None) -> Iterator[str]:
-    if group is not None:
-        held, of = len(group.stats), group.description.window_partitions
-        yield f"window with {held} of {of} partitions" if held else "window on standby"

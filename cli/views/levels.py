@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
@@ -61,42 +60,29 @@ def note_unsubscribed(admin: TopicAdmin, topic: TopicName) -> None:
         note(f"Note: {found}.")
 
 
+# In a narrow terminal, what is set gives way to what happens.
 DESCRIPTION = (
     Column("topic", "topic", head="LEVEL TOPIC"),
-    Column("strategy"),
-    Column("targets", "topic"),
-    Column("partitions", "number"),
-    Column("mover"),
-    Column("final_window"),
+    Column("strategy", rank=3),
+    Column("targets", "topic", rank=4),
+    Column("partitions", "number", rank=7),
+    Column("mover", rank=8),
+    Column("final_window", rank=9),
     Column("window_partitions", "number", wide=True),
     Column("hold_pause_ms", "duration", wide=True),
     Column("on_missing_target", wide=True),
     Column("attribute", wide=True),
     Column("expire_after_ms", "duration", wide=True),
     Column("expired", wide=True),
-    Column("paused", "topic", tone=yellow_if_any),
+    Column("paused", "topic", rank=5, tone=yellow_if_any),
 )
 STATE = (
     Column("backlog_entries", "number", head="PARKED"),
-    Column("next_hand_off_ms", "time"),
+    Column("next_hand_off_ms", "time", rank=2),
     Column("behind_ms", "duration", tone=red_if_any),
-    Column("mover_alive", head="CONSUMED", tone=lambda alive, _: None if alive else "red"),
+    Column("mover_alive", head="CONSUMED", rank=6, tone=lambda on, _: None if on else "red"),
 )
-# In a narrow terminal, what is set gives way to what happens.
-_LIST_RANKS = {
-    "final_window": 9,
-    "mover": 8,
-    "partitions": 7,
-    "mover_alive": 6,
-    "paused": 5,
-    "targets": 4,
-    "strategy": 3,
-    "next_hand_off_ms": 2,
-}
-LIST = (
-    *(replace(column, rank=_LIST_RANKS.get(column.key, 0)) for column in (*DESCRIPTION, *STATE)),
-    Column("problem_count", "number", head="PROBLEMS", tone=red_if_any),
-)
+LIST = (*DESCRIPTION, *STATE, Column("problem_count", "number", head="PROBLEMS", tone=red_if_any))
 DESCRIBE = (
     *DESCRIPTION,
     *STATE,
@@ -163,11 +149,6 @@ def list_view(
         "problem": problem,
         "problems": problems,
     }
-
-
-def list_table_view(view: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of `list_view` for a table, which has the number of problems."""
-    return {**view, "problem_count": len(view["problems"])}
 
 
 def problem_lines(rows: Sequence[dict[str, Any]], width: int | None, colour: bool) -> str:

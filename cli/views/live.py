@@ -87,6 +87,10 @@ def status_line() -> Iterator[StatusLine]:
             sys.stderr = stream
 
 
+# Number of messages of a read that takes some time.
+_LEAST_READ = 20_000
+
+
 class Progress:
     """The progress of a long task: a share if the number of steps is known, else a count."""
 
@@ -94,10 +98,22 @@ class Progress:
 
     def __init__(self, line: StatusLine, label: str, length: int | None) -> None:
         self._line = line
+        self._begin(label, length)
+
+    def _begin(self, label: str, length: int | None) -> None:
         self._label = label
         self._length = length
         self._done = 0
         self._start_s = self._drawn_s = time.monotonic()
+
+    def expect(self, messages: int) -> None:
+        """Begin a read of about this number of messages; a short read shows no share."""
+        known = messages >= _LEAST_READ
+        self._begin("Reading" if known else "Read", messages if known else None)
+
+    def close(self) -> None:
+        """Remove the line; the result is printed now."""
+        self._line.close()
 
     def update(self, steps: int) -> None:
         """Add a number of finished steps."""
@@ -118,7 +134,7 @@ class Progress:
 
 
 @contextlib.contextmanager
-def progress(label: str, length: int | None) -> Iterator[Progress]:
+def progress(label: str = "Read", length: int | None = None) -> Iterator[Progress]:
     """Show the progress of a long task on stderr for a ``with`` block, if stderr is a terminal."""
     with status_line() as line:
         yield Progress(line, label, length)

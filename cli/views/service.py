@@ -1,14 +1,15 @@
-"""Views of a running service: its movers, and the window partitions of its dispatcher.
+"""Progress of a running service: its movers, and the window partitions of its dispatcher.
 
 A module of its own, because it needs the dispatcher's extra: the commands load it when they run.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from delaylevel.dispatcher.stats import OwnerStats, quantile_ms, total_lateness
 from delaylevel.model.formatting import format_duration
@@ -16,120 +17,134 @@ from delaylevel.model.level_topic import LEVEL_SUFFIX, Role
 from delaylevel.mover.service import MoverStats
 from delaylevel.topics.status import LevelTopicStatus
 
+from .live import Starting, StatusLine
+from .output import note
 from .tables import local
 
-Owners = Mapping[tuple[str, int], OwnerStats]
-Movers = Mapping[str, MoverStats]
-Members = Mapping[str, LevelTopicStatus | None]
+if TYPE_CHECKING:
+    from delaylevel.run import LocalService
 
+# Time between two lines on the progress, in a log.
+_LINE_EVERY_S = 60.0
+# Time before a line at which the broker is asked for what waits.
+_REQUEST_S = 3.0
 # A commit may take some tenths of a second; the broker's statistics are some seconds old.
 _USUAL_MS, _USUAL_BEHIND_MS = 1_000, 5_000
 
 
-@dataclass
-class ServiceView:
-    """Progress of a service."""
+@dataclass(frozen=True)
+class TopicProgress:
+    """The progress of one level topic; its text is a line for a log.
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    Attributes:
+        topic: the name of the business topic, if the level topic has the usual name.
+        mover: the state of its mover in this process; None without one.
+        window: the numbers of its window partitions in this process, by their states.
+        pending, held, next_due: what waits in it, for all processes that serve it; None if the
+            broker's statistics are not known.
+    """
 
-    def update(
-        self,
-        movers: Movers,
-        owners: Owners,
-        releases: Mapping[str, int],
-        members: Members,
-        now_ms: int,
-    ) -> None:
-        """Build the rows.
+    topic: str
+    mover: str | None
+    moved: int
+    released: int
+    window: str
+    p99_ms: float | None
+    pending: int | None = None
+    held: int | None = None
+    next_due: str | None = None
 
-        Args:
-            members: the broker's statistics by level topic; None if they are not known.
-        """
-        self.rows = []
-        for topic in sorted({*movers, *releases, *(topic for topic, _ in owners)}):
-            mine = {index: stats for (name, index), stats in owners.items() if name == topic}
-            mover = movers.get(topic)
-            self.rows.append(
-                {
-                    "topic": _business(topic),
-                    "mover": None if mover is None else mover.state,
-                    "moved": 0 if mover is None else mover.report.total,
-                    **_window(mine.values()),
-                    **_waiting(mine, members.get(topic), now_ms),
-                    "released": releases.get(topic, 0),
-                }
+    def __str__(self) -> str:
+        parts = [self.topic if self.pending is None else f"{self.topic}: {self.pending:,} pending"]
+        if self.next_due is not None:
+            parts.append(f"next due {self.next_due}")
+        parts.append(f"{self.moved:,} moved (mover {self.mover or 'elsewhere'})")
+        if self.window:
+            parts.append(f"{self.released:,} released ({self.window} window partitions)")
+        if self.p99_ms is not None:
+            parts.append(f"p99 {format_duration(self.p99_ms)} late")
+        if self.held:
+            parts.append(f"{self.held:,} held")
+        return "; ".join(parts)
+
+
+def progress_of(
+    movers: Mapping[str, MoverStats],
+    owners: Mapping[tuple[str, int], OwnerStats],
+    releases: Mapping[str, int],
+    members: Mapping[str, LevelTopicStatus | None],
+    now_ms: int,
+) -> list[TopicProgress]:
+    """Return the progress of each level topic.
+
+    Args:
+        members: the broker's statistics by level topic; None if they are not known.
+    """
+    rows = []
+    for topic in sorted({*movers, *releases, *(topic for topic, _ in owners)}):
+        mine = {index: stats for (name, index), stats in owners.items() if name == topic}
+        states = Counter(stats.state for stats in mine.values())
+        # The usual state goes without saying, so that the line stays short.
+        usual = states.pop("releasing", 0)
+        shown = [str(usual)] if usual else []
+        shown += [f"{count} {state}" for state, count in sorted(states.items())]
+        mover, name, found = movers.get(topic), local(topic), members.get(topic)
+        if name.startswith("_") and name.endswith(LEVEL_SUFFIX):
+            name = name[1 : -len(LEVEL_SUFFIX)]
+        rows.append(
+            TopicProgress(
+                name,
+                None if mover is None else mover.state,
+                0 if mover is None else mover.report.total,
+                releases.get(topic, 0),
+                " + ".join(shown),
+                quantile_ms(total_lateness(mine.values()), 0.99) if mine else None,
+                None if found is None else _pending(mine, found),
+                None if found is None else found.held_entries,
+                None if found is None else _next_due(mine, found, now_ms),
             )
-
-    def summary(self) -> str:
-        """Return one line for all level topics, which names the first one that is late."""
-        if len(self.rows) == 1:
-            return _line(self.rows[0])
-        moved, released = self.counts
-        pending = sum(row["pending"] or 0 for row in self.rows)
-        late = [row for row in self.rows if str(row["next_due"]).startswith(("overdue", "behind"))]
-        parts = [f"{len(self.rows)} level topics: {pending:,} pending"]
-        parts += [f"{row['topic']} {row['next_due']}" for row in late[:1]]
-        return "; ".join((*parts, f"{moved:,} moved", f"{released:,} released"))
-
-    def lines(self) -> list[str]:
-        """Return one line for each level topic, for a log."""
-        return [_line(row) for row in self.rows]
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """The numbers of messages moved and released."""
-        return sum(row["moved"] for row in self.rows), sum(row["released"] for row in self.rows)
+        )
+    return rows
 
 
-def _business(topic: str) -> str:
-    """Return the name of the business topic if a level topic has the usual name."""
-    name = local(topic)
-    is_usual = name.startswith("_") and name.endswith(LEVEL_SUFFIX)
-    return name[1 : -len(LEVEL_SUFFIX)] if is_usual else name
+def totals(rows: Sequence[TopicProgress]) -> tuple[int, int]:
+    """Return the numbers of messages moved and released."""
+    return sum(row.moved for row in rows), sum(row.released for row in rows)
 
 
-def _window(mine: Collection[OwnerStats]) -> dict[str, Any]:
-    states = Counter(stats.state for stats in mine)
-    # The usual state goes without saying, so that the column stays narrow.
-    usual = states.pop("releasing", 0)
-    shown = [str(usual)] if usual else []
-    shown += [f"{count} {state}" for state, count in sorted(states.items())]
-    return {
-        "window": " + ".join(shown) or None,
-        "p99_ms": quantile_ms(total_lateness(mine), 0.99) if mine else None,
-    }
+def summary(rows: Sequence[TopicProgress]) -> str:
+    """Return one line for all level topics, which names the first one that is late."""
+    if len(rows) == 1:
+        return str(rows[0])
+    moved, released = totals(rows)
+    pending = sum(row.pending or 0 for row in rows)
+    late = [row for row in rows if str(row.next_due).startswith(("overdue", "behind"))]
+    parts = [f"{len(rows)} level topics: {pending:,} pending"]
+    parts += [f"{row.topic} {row.next_due}" for row in late[:1]]
+    return "; ".join((*parts, f"{moved:,} moved", f"{released:,} released"))
 
 
-def _waiting(
-    mine: Mapping[int, OwnerStats], found: LevelTopicStatus | None, now_ms: int
-) -> dict[str, Any]:
-    """Return what waits in a level topic, by all processes that serve it.
+def _pending(mine: Mapping[int, OwnerStats], found: LevelTopicStatus) -> int:
+    """Return the number of messages that wait in a level topic.
 
     The window partitions of this process know their messages; of the others, the broker's backlog
     counts, which includes some that are released.
     """
-    if found is None:
-        return dict.fromkeys(("pending", "held", "next_due"))
-    held = found.held_entries
-    window = sum(stats.pending + stats.in_flight for stats in mine.values()) + sum(
-        row.backlog_entries for row in found.rows(Role.WINDOW) if row.partition not in mine
-    )
-    dues = [stats.next_due_ms for stats in mine.values() if stats.next_due_ms is not None]
-    return {
-        "pending": found.backlog_entries + window + held,
-        "held": held,
-        "next_due": _next_due(min(dues, default=None), found, now_ms),
-    }
+    here = sum(stats.pending + stats.in_flight for stats in mine.values())
+    elsewhere = (row for row in found.rows(Role.WINDOW) if row.partition not in mine)
+    window = here + sum(row.backlog_entries for row in elsewhere)
+    return found.backlog_entries + window + found.held_entries
 
 
-def _next_due(due_ms: int | None, found: LevelTopicStatus, now_ms: int) -> str | None:
+def _next_due(mine: Mapping[int, OwnerStats], found: LevelTopicStatus, now_ms: int) -> str | None:
     """Return when the next message is due; of parked ones, the broker tells the earliest time."""
+    dues = [stats.next_due_ms for stats in mine.values() if stats.next_due_ms is not None]
+    due_ms = min(dues, default=None)
     if due_ms is not None and due_ms < now_ms - _USUAL_MS:
         return f"overdue {format_duration(now_ms - due_ms)}"
-    behind_ms = found.behind_ms
-    if behind_ms > max(found.description.levels.smallest_lead_ms, _USUAL_BEHIND_MS):
+    behind_ms, levels = found.behind_ms, found.description.levels
+    if behind_ms > max(levels.smallest_lead_ms, _USUAL_BEHIND_MS):
         return f"behind {format_duration(behind_ms)}"
-    levels = found.description.levels
     bounds = [
         row.oldest_hand_off_ms + levels[row.level].lead_ms
         for row in found.partitions
@@ -140,16 +155,66 @@ def _next_due(due_ms: int | None, found: LevelTopicStatus, now_ms: int) -> str |
     return f"after {format_duration(max(0, min(bounds) - now_ms))}" if bounds else None
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    known = row["pending"] is not None
-    parts = [f"{row['topic']}: {row['pending']:,} pending" if known else row["topic"]]
-    if row["next_due"] is not None:
-        parts.append(f"next due {row['next_due']}")
-    parts.append(f"{row['moved']:,} moved (mover {row['mover'] or 'elsewhere'})")
-    if row["window"] is not None:
-        parts.append(f"{row['released']:,} released ({row['window']} window partitions)")
-    if row["p99_ms"] is not None:
-        parts.append(f"p99 {format_duration(row['p99_ms'])} late")
-    if row["held"]:
-        parts.append(f"{row['held']:,} held")
-    return "; ".join(parts)
+class ServiceProgress:
+    """The progress of a service: the last line of a terminal, else a line now and then."""
+
+    def __init__(self, service: LocalService, line: StatusLine, start: Starting) -> None:
+        self._service = service
+        self._start = start
+        self._line = line
+        self._states: dict[str, tuple[str, str]] = {}
+        self._totals = (0, 0)
+        self._line_s = time.monotonic() + _LINE_EVERY_S
+
+    def show(self) -> None:
+        """Update the view; called once a second."""
+        if not self._start.over:
+            return
+        self._tell_states()
+        if self._line.live:
+            self._line.show(summary(self._rows()))
+            return
+        if time.monotonic() >= self._line_s - _REQUEST_S:
+            self._service.members()
+        if time.monotonic() >= self._line_s:
+            self._line_s = time.monotonic() + _LINE_EVERY_S
+            rows = self._rows()
+            if totals(rows) != self._totals:
+                self._totals = totals(rows)
+                for row in rows:
+                    note(str(row))
+
+    def end(self) -> None:
+        """Print the totals."""
+        moved, released = totals(self._rows(ends=True))
+        mover = f"{moved:,} messages moved, " if self._service.movers else ""
+        note(f"{mover}{released:,} {'' if mover else 'messages '}released.")
+
+    def _tell_states(self) -> None:
+        """Print the movers that have begun to move, or to wait for another one."""
+        for topic, stats in self._movers().items():
+            state = stats.state, stats.holder
+            before, _ = known = self._states.get(topic, ("starting", ""))
+            self._states[topic] = state
+            if state == known:
+                continue
+            if stats.state == "standby":
+                note(f"{topic}: on standby, {stats.holder or 'another mover'} moves its messages")
+            elif stats.state == "moving" and before != "failing":
+                note(f"{topic}: moving its messages")
+
+    def _rows(self, *, ends: bool = False) -> list[TopicProgress]:
+        owners: dict[tuple[str, int], OwnerStats] = {}
+        releases: dict[str, int] = {}
+        for each in self._service.dispatchers:
+            owners |= each.stats()
+            releases |= each.released()
+        # They request others in the background, where the end of the process would stop them.
+        members = {} if ends else self._service.members()
+        now_ms = time.time_ns() // 1_000_000
+        return progress_of(self._movers(), owners, releases, members, now_ms)
+
+    def _movers(self) -> dict[str, MoverStats]:
+        return {
+            topic: stats for each in self._service.movers for topic, stats in each.stats().items()
+        }

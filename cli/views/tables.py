@@ -231,21 +231,24 @@ def _fitted(
     ]
 
     def excess(gap: int, least: int | None = None) -> int:
-        taken = (gap * (len(found) - 1)) if found else 0
-        for column, texts, natural in found:
-            taken += natural if least is None else _floor(column, texts, natural, least)
-        return taken - (width or 0)
+        """Return by how much the columns are too wide, if texts are cut to a least width."""
+        taken = sum(one[-1] if least is None else _floor(*one, least) for one in found)
+        return taken + gap * (len(found) - 1) - (width or 0)
 
-    if width is None or excess(_WIDE_GAP) <= 0:
+    if width is None or not found or excess(_WIDE_GAP) <= 0:
         return found, _WIDE_GAP
     while excess(_GAP, _COMFORTABLE) > 0:
-        ranks = [(column.rank > 0, _is_empty(texts), column.rank) for column, texts, _ in found]
-        if not any(optional for optional, *_ in ranks):
+        # Those without any value go first, then the highest rank.
+        ranks = {
+            index: (set(texts[1:]) <= {"-"}, column.rank, index)
+            for index, (column, texts, _) in enumerate(found)
+            if column.rank
+        }
+        if not ranks:
             break
-        del found[max(range(len(found)), key=lambda index: (ranks[index], index))]
-    for gap in (_WIDE_GAP, _GAP):
-        if excess(gap) <= 0:
-            return found, gap
+        del found[max(ranks, key=ranks.__getitem__)]
+    if excess(_WIDE_GAP) <= 0:
+        return found, _WIDE_GAP
     least = _COMFORTABLE if excess(_GAP, _COMFORTABLE) <= 0 else _LEAST
     widths = [natural for *_, natural in found]
     floors = [_floor(*one, least) for one in found]
@@ -257,11 +260,6 @@ def _fitted(
         widths[max(longer, key=widths.__getitem__)] -= 1
     fitted = [(column, texts, room) for (column, texts, _), room in zip(found, widths, strict=True)]
     return fitted, _GAP
-
-
-def _is_empty(texts: Sequence[str]) -> bool:
-    """Return True if a column has nothing below its header."""
-    return all(text == "-" for text in texts[1:])
 
 
 def _floor(column: Column, texts: Sequence[str], natural: int, least: int) -> int:

@@ -17,14 +17,14 @@ from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import Mover
 from delaylevel.model.topic_name import TopicName
 
-from .context import CheckResult, ClusterContext, LevelTopicContext
+from .context import ClusterContext, Finding, LevelTopicContext
 
 # Earlier brokers were not tested, and describe missing topics less precisely.
 _OLDEST = (3, 0)
 _SKEW_MS = 5000
 
 
-def broker(cluster: ClusterContext) -> CheckResult:
+def broker(cluster: ClusterContext) -> Finding:
     """Check that both addresses answer, and that this release supports the broker's version."""
     problems = []
     connection, version = cluster.connection, ""
@@ -47,10 +47,10 @@ def broker(cluster: ClusterContext) -> CheckResult:
                 "upgrade to 4.0; this release was not tested with versions before 3.0",
             )
         )
-    return CheckResult.of(problems, f"Pulsar {version} at {connection.service_url}")
+    return Finding.of(problems, f"Pulsar {version} at {connection.service_url}")
 
 
-def rights(cluster: ClusterContext, namespace: str) -> CheckResult:
+def rights(cluster: ClusterContext, namespace: str) -> Finding:
     """Check that the token has the permissions of producers, movers and operators."""
     problems = []
     for action, request in (
@@ -77,22 +77,22 @@ def rights(cluster: ClusterContext, namespace: str) -> CheckResult:
     note = ""
     if cluster.configuration is None:
         note = "no superuser: checks of the broker's own settings are left out"
-    return CheckResult.of(problems, note)
+    return Finding.of(problems, note)
 
 
-def clock(cluster: ClusterContext) -> CheckResult:
+def clock(cluster: ClusterContext) -> Finding:
     """Check that the clocks of this machine and of the broker differ by a few seconds at most."""
     before_ms = cluster.clock.now_ms()
     broker_ms = cluster.admin.clock_ms()
     after_ms = cluster.clock.now_ms()
     if broker_ms is None:
-        return CheckResult.skip("the broker does not report its time")
+        return Finding.skip("the broker does not report its time")
     # The broker reports whole seconds, of some moment between the two local times.
     skew_ms = min(0, broker_ms + 999 - before_ms) or max(0, broker_ms - after_ms)
     if abs(skew_ms) <= _SKEW_MS:
-        return CheckResult(note="this machine and the broker agree")
+        return Finding(note="this machine and the broker agree")
     direction = "behind" if skew_ms > 0 else "ahead of"
-    return CheckResult.failed(
+    return Finding.failed(
         f"this machine's clock is {format_duration(abs(skew_ms))} {direction} the broker's",
         "synchronize both with NTP (chrony): due times come from the producer's clock, and the "
         "broker delivers by its own",
@@ -180,7 +180,7 @@ _FAULTS = (
 )
 
 
-def delayed_delivery(context: LevelTopicContext) -> CheckResult:
+def delayed_delivery(context: LevelTopicContext) -> Finding:
     """Check that the broker delays our messages, precisely and long enough, and delays no others.
 
     A fixed delay also delays what the dispatcher publishes when it is due.
@@ -236,9 +236,9 @@ def delayed_delivery(context: LevelTopicContext) -> CheckResult:
     found = list(problems())
     used = [context.delay_policies[topic] for topic in context.broker_delays]
     if not used:
-        return CheckResult.of(found, _NOT_USED)
+        return Finding.of(found, _NOT_USED)
     if not found and context.cluster.configuration is None and None in used:
-        return CheckResult.skip(_NO_SUPERUSER)
+        return Finding.skip(_NO_SUPERUSER)
     most = format_duration(max((own or default).tick_ms for own in used))
     strict = configuration.get("isDelayedDeliveryDeliverAtTimeStrict") == "true"
     note = (
@@ -248,16 +248,16 @@ def delayed_delivery(context: LevelTopicContext) -> CheckResult:
     )
     if configuration.get(_IN_SUBSCRIPTION_THREAD) == "true":
         note += f"; a few messages may come twice ({_IN_SUBSCRIPTION_THREAD}=true)"
-    return CheckResult.of(found, note)
+    return Finding.of(found, note)
 
 
-def broker_faults(context: LevelTopicContext) -> CheckResult:
+def broker_faults(context: LevelTopicContext) -> Finding:
     """Check that the release and the settings of the broker have no known fault of delays."""
     if not context.broker_delays:
-        return CheckResult(note=_NOT_USED)
+        return Finding(note=_NOT_USED)
     configuration, release = context.cluster.configuration, context.cluster.release
     if configuration is None:
-        return CheckResult.skip(_NO_SUPERUSER)
+        return Finding.skip(_NO_SUPERUSER)
     version = "of a version that it does not tell" if release is None else _text(release)
     problems: list[Problem] = []
     warnings: list[Problem] = []
@@ -272,7 +272,7 @@ def broker_faults(context: LevelTopicContext) -> CheckResult:
         says = f"Pulsar {version} with {short} {fault.effect}"
         certain = fault.certain and (release is not None or fault.releases == _EVERY)
         (problems if certain else warnings).append(Problem(says, fault.remedy))
-    return CheckResult(tuple(problems), "none is known", warnings=tuple(warnings))
+    return Finding.of(problems, "none is known", warnings)
 
 
 def _setting(topic: TopicName, policy: DelayedDelivery | None) -> str:

@@ -40,77 +40,61 @@ class State(str, enum.Enum):
 
 
 @dataclass(frozen=True)
-class CheckResult:
-    """The return value of a check.
-
-    Attributes:
-        note: a remark on a check without problems, or the reason why it was skipped.
-    """
-
-    problems: tuple[Problem, ...] = ()
-    note: str = ""
-    skipped: bool = False
-    warnings: tuple[Problem, ...] = ()
-
-    @classmethod
-    def skip(cls, reason: str) -> CheckResult:
-        """Return the outcome of a check that could not run."""
-        return cls(note=reason, skipped=True)
-
-    @classmethod
-    def failed(cls, says: str, remedy: str) -> CheckResult:
-        """Return the outcome of a check that found one problem."""
-        return cls((Problem(says, remedy),))
-
-    @classmethod
-    def warn(cls, says: str, remedy: str) -> CheckResult:
-        """Return the outcome of a check that found a possible problem."""
-        return cls(warnings=(Problem(says, remedy),))
-
-    @classmethod
-    def of(cls, problems: Iterable[Problem], note: str = "") -> CheckResult:
-        """Return the outcome of a check that may have found problems."""
-        return cls(tuple(problems), note)
-
-
-@dataclass(frozen=True)
 class Finding:
     """The result of one check on one subject.
 
     Attributes:
+        note: a remark on a check without problems, or the reason why it was skipped.
         check: the check's name.
         subject: the level topic, or the cluster.
-        outcome: the check's outcome.
     """
 
-    check: str
-    subject: str
-    outcome: CheckResult
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+    note: str = ""
+    skipped: bool = False
+    check: str = ""
+    subject: str = ""
+
+    @classmethod
+    def skip(cls, reason: str) -> Finding:
+        """Return the finding of a check that could not run."""
+        return cls(note=reason, skipped=True)
+
+    @classmethod
+    def failed(cls, says: str, remedy: str) -> Finding:
+        """Return the finding of one problem."""
+        return cls((Problem(says, remedy),))
+
+    @classmethod
+    def of(
+        cls, problems: Iterable[Problem], note: str = "", warnings: Iterable[Problem] = ()
+    ) -> Finding:
+        """Return the finding of a check that may have found problems."""
+        return cls(tuple(problems), tuple(warnings), note)
 
     @property
     def state(self) -> State:
         """The result of the check."""
-        if self.outcome.problems:
+        if self.problems:
             return State.FAILED
-        if self.outcome.warnings:
+        if self.warnings:
             return State.WARNING
-        return State.SKIPPED if self.outcome.skipped else State.OK
+        return State.SKIPPED if self.skipped else State.OK
 
     @property
     def says(self) -> str:
         """The first problem or warning, or the remark, in one line."""
-        problems = self.outcome.problems or self.outcome.warnings
+        problems = self.problems or self.warnings
         if not problems:
-            note = self.outcome.note
-            return f"not checked: {note}" if self.outcome.skipped else note
+            return f"not checked: {self.note}" if self.skipped else self.note
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         return problems[0].says + more
 
     @property
     def remedies(self) -> tuple[str, ...]:
         """The remedies of all problems and warnings, without duplicates."""
-        found = (*self.outcome.problems, *self.outcome.warnings)
-        return tuple(dict.fromkeys(problem.remedy for problem in found))
+        return tuple(dict.fromkeys(each.remedy for each in (*self.problems, *self.warnings)))
 
 
 @dataclass
@@ -212,14 +196,14 @@ class LevelTopicContext:
         """The policies of those topics and of all targets; None if only the broker's apply."""
         there = [name for name, stats in self.targets.items() if stats is not None]
         names = list(dict.fromkeys([*self.broker_delays, *there]))
-        found = in_parallel(self._delay_policy, names)
-        return dict(zip(names, found, strict=True))
 
-    def _delay_policy(self, topic: TopicName) -> DelayedDelivery | None:
-        try:
-            return self.admin.delayed_delivery(topic)
-        except NotFoundError:
-            return None  # a missing member topic is the finding of another check
+        def policy(topic: TopicName) -> DelayedDelivery | None:
+            try:
+                return self.admin.delayed_delivery(topic)
+            except NotFoundError:
+                return None  # a missing member topic is the finding of another check
+
+        return dict(zip(names, in_parallel(policy, names), strict=True))
 
     @property
     def target_partitions(self) -> dict[TopicName, PartitionStats]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
@@ -25,11 +27,12 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 
 from . import cluster_checks, running_checks, topic_checks
-from .context import CheckResult, ClusterContext, Finding, LevelTopicContext
+from .context import ClusterContext, Finding, LevelTopicContext
 
+Context = TypeVar("Context")
 _UPGRADE = "install that version of delaylevel on this machine (docs/operations.md)"
 
-TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], CheckResult]], ...] = (
+TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Finding]], ...] = (
     ("partitions", topic_checks.partitions),
     ("subscriptions", topic_checks.subscriptions),
     ("foreign subscriptions", topic_checks.foreign_subscriptions),
@@ -75,98 +78,88 @@ def examine(
     """
     if topic is not None:
         namespace = TopicName.parse(topic).namespace_path
+    # Brokers that do not answer: each is a problem of the first check that needs it, and further
+    # checks that need it are skipped.
     away: set[str] = set()
+
+    def run(
+        check: str, subject: str, of: Callable[[Context], Finding], context: Context
+    ) -> Finding:
+        return replace(_run(of, context, away), check=check, subject=subject)
+
     with Admin.from_connection(connection) as admin:
         cluster = ClusterContext(connection, admin, clock or SystemClock(), delivery)
-        found = Finding("broker", connection.admin_url, _run(cluster_checks.broker, cluster, away))
+        found = run("broker", connection.admin_url, cluster_checks.broker, cluster)
         yield found
-        if found.outcome.problems:
+        if found.problems:
             return  # every other check needs the broker
-        found = Finding(
-            "admin rights",
-            namespace,
-            _run(lambda c: cluster_checks.rights(c, namespace), cluster, away),
-        )
+        rights = partial(cluster_checks.rights, namespace=namespace)
+        found = run("admin rights", namespace, rights, cluster)
         yield found
-        yield Finding("clock", connection.admin_url, _run(cluster_checks.clock, cluster, away))
-        if found.outcome.problems and topic is None:
+        yield run("clock", connection.admin_url, cluster_checks.clock, cluster)
+        if found.problems and topic is None:
             return
+        descriptions: list[LevelTopicDescription] = []
         try:
-            descriptions, finding = _level_topics(admin, topic, namespace)
+            finding = _level_topics(admin, topic, namespace, descriptions)
         except PermissionDeniedError:
             return  # "admin rights" says so; a mover's role may look at its own level topic
         except BrokerUnreachableError as error:
-            yield Finding("level topic", topic or namespace, _unanswered(error, away))
-            return
-        yield finding
+            finding = _unanswered(error, away)
+        yield replace(finding, check="level topic", subject=topic or namespace)
         for description in descriptions:
             context = LevelTopicContext(cluster, description)
             for name, check in TOPIC_CHECKS:
-                yield Finding(name, description.topic, _run(check, context, away))
+                yield run(name, description.topic, check, context)
 
 
 def _level_topics(
-    admin: Admin, topic: str | None, namespace: str
-) -> tuple[Sequence[LevelTopicDescription], Finding]:
-    subject = topic or namespace
+    admin: Admin, topic: str | None, namespace: str, served: list[LevelTopicDescription]
+) -> Finding:
+    """Add the level topics to examine to a list, and return the finding about them."""
     if topic is not None:
         try:
-            described = topics.describe(admin, topic, search=True)
+            served.append(topics.describe(admin, topic, search=True))
         except UpgradeRequiredError as error:
-            return (), Finding("level topic", subject, CheckResult.failed(str(error), _UPGRADE))
+            return Finding.failed(str(error), _UPGRADE)
         except LevelTopicError as error:
-            outcome = CheckResult.failed(str(error), f"`delaylevel levels create {shell(topic)}`")
-            return (), Finding("level topic", subject, outcome)
-        return (described,), Finding("level topic", subject, CheckResult(note=described.topic))
+            return Finding.failed(str(error), f"`delaylevel levels create {shell(topic)}`")
+        return Finding(note=served[0].topic)
     found = topics.list_level_topics(admin, namespace)
+    served += [item.description for item in found if item.description is not None]
+    create = "run `delaylevel levels create` with its own strategy"
     bad = [
-        Problem(
-            f"{item.topic}: {item.problem}",
-            _UPGRADE
-            if item.needs_upgrade
-            else "run `delaylevel levels create` with its own strategy",
-        )
+        Problem(f"{item.topic}: {item.problem}", _UPGRADE if item.needs_upgrade else create)
         for item in found
         if item.description is None
     ]
-    descriptions = [item.description for item in found if item.description is not None]
-    note = f"{len(descriptions)} level topics"
-    return descriptions, Finding("level topic", subject, CheckResult.of(bad, note))
+    return Finding.of(bad, f"{len(served)} level topics")
 
 
-def _unanswered(error: BrokerUnreachableError, away: set[str]) -> CheckResult:
+def _unanswered(error: BrokerUnreachableError, away: set[str]) -> Finding:
     """Return the outcome of a check that got no answer."""
     if not error.address:
-        return CheckResult.failed(str(error), "start the broker, or name its --admin-url")
+        return Finding.failed(str(error), "start the broker, or name its --admin-url")
     if error.address in away:
-        return CheckResult.skip(f"the broker at {error.address} does not answer")
+        return Finding.skip(f"the broker at {error.address} does not answer")
     away.add(error.address)
-    return CheckResult.failed(
+    return Finding.failed(
         str(error), "then run doctor again: checks that need this broker are skipped now"
     )
 
 
-def _run(
-    check: Callable[[LevelTopicContext], CheckResult] | Callable[[ClusterContext], CheckResult],
-    context: object,
-    away: set[str] | None = None,
-) -> CheckResult:
-    """Run a check; a failed request is an outcome too.
-
-    Args:
-        away: addresses of brokers that do not answer. Each one is a problem of the first check that
-            needs it; further checks that need it are skipped.
-    """
+def _run(check: Callable[[Context], Finding], context: Context, away: set[str]) -> Finding:
+    """Run a check; a failed request is an outcome too."""
     try:
-        return check(context)  # type: ignore[arg-type]
+        return check(context)
     except PermissionDeniedError as error:
-        return CheckResult.skip(f"the token has no permission ({error.reason})")
+        return Finding.skip(f"the token has no permission ({error.reason})")
     except BrokerUnreachableError as error:
-        return _unanswered(error, set() if away is None else away)
+        return _unanswered(error, away)
     except NotFoundError as error:
-        return CheckResult.skip(f"deleted during the check: {error.reason}")
+        return Finding.skip(f"deleted during the check: {error.reason}")
     except BrokerError as error:
         if isinstance(error, AdminError) and error.status >= 500:
             # The broker does not know the fact, which says nothing about it.
-            return CheckResult.skip(f"{error}; the broker's own log has details")
-        return CheckResult.failed(str(error), "try again; the broker's own log has details")
+            return Finding.skip(f"{error}; the broker's own log has details")
+        return Finding.failed(str(error), "try again; the broker's own log has details")

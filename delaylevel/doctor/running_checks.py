@@ -13,7 +13,7 @@ from delaylevel.model.level_topic import ALL, SUBSCRIPTION, FinalWindow, Mover, 
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import PartitionStatus
 
-from .context import CheckResult, LevelTopicContext
+from .context import Finding, LevelTopicContext
 
 # The tolerated share of the broker's limit of acknowledged ranges.
 _HOLES = 0.1
@@ -25,7 +25,7 @@ _SLOW_RANGES = 50_000
 _MANY_DELAYED = 20_000
 
 
-def mover(context: LevelTopicContext) -> CheckResult:
+def mover(context: LevelTopicContext) -> Finding:
     """Check that every partition of the levels and the held topic has a mover."""
     description = context.description
     remedy = f"`delaylevel run {shell(description.topic)}`"
@@ -39,7 +39,7 @@ def mover(context: LevelTopicContext) -> CheckResult:
         all_idle = len(idle) == len(rows)
         missing = "no mover is connected" if all_idle else f"no mover reads {idle[0].topic}"
         problems.append(_unattended(missing, idle, rows, remedy))
-    return CheckResult.of(problems, ", ".join(context.status.consumers[:3]))
+    return Finding.of(problems, ", ".join(context.status.consumers[:3]))
 
 
 def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]:
@@ -65,18 +65,18 @@ def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]
     ]
 
 
-def dispatcher(context: LevelTopicContext) -> CheckResult:
+def dispatcher(context: LevelTopicContext) -> Finding:
     """Check that every window partition has a dispatcher, if the final window needs one."""
     if context.description.final_window is not FinalWindow.TRACKER:
-        return CheckResult(note="none needed: the broker holds near-due messages")
+        return Finding(note="none needed: the broker holds near-due messages")
     rows = context.status.rows(Role.WINDOW)
     idle = [row for row in rows if not row.consumers]
     if not idle:
-        return CheckResult(note=", ".join(context.status.dispatchers[:3]))
+        return Finding(note=", ".join(context.status.dispatchers[:3]))
     command = "dispatcher run" if context.description.mover is Mover.FUNCTION else "run"
     remedy = f"`delaylevel {command} {shell(context.description.topic)}`"
     missing = f"no dispatcher serves {idle[0].topic}"
-    return CheckResult.of([_unattended(missing, idle, rows, remedy)])
+    return Finding.of([_unattended(missing, idle, rows, remedy)])
 
 
 def _unattended(
@@ -85,10 +85,10 @@ def _unattended(
     return Problem(f"{missing}: {len(idle)} of {len(rows)} partitions have no consumer", remedy)
 
 
-def pauses(context: LevelTopicContext) -> CheckResult:
+def pauses(context: LevelTopicContext) -> Finding:
     """Check that no targets are paused."""
     description = context.description
-    return CheckResult.of(
+    return Finding.of(
         Problem(
             f"{'all targets are' if name == ALL else f'{name} is'} paused since "
             f"{format_instant(since_ms)}: due messages wait in the window",
@@ -99,14 +99,14 @@ def pauses(context: LevelTopicContext) -> CheckResult:
     )
 
 
-def lateness(context: LevelTopicContext) -> CheckResult:
+def lateness(context: LevelTopicContext) -> Finding:
     """Check that hand-offs are behind by less than the lead."""
     behind_ms = context.status.behind_ms
     lead_ms = context.description.levels.smallest_lead_ms
     if not context.status.late or not context.status.mover_alive:
         # A missing mover is the finding of another check.
-        return CheckResult(note=f"behind by {format_duration(behind_ms)}" if behind_ms else "")
-    return CheckResult.failed(
+        return Finding(note=f"behind by {format_duration(behind_ms)}" if behind_ms else "")
+    return Finding.failed(
         f"hand-offs are {format_duration(behind_ms)} behind, more than the lead of "
         f"{format_duration(lead_ms)}: messages arrive late",
         "find the cause of the delay (the mover's log, a slow target), or give the mover more "
@@ -114,7 +114,7 @@ def lateness(context: LevelTopicContext) -> CheckResult:
     )
 
 
-def producer_clocks(context: LevelTopicContext) -> CheckResult:
+def producer_clocks(context: LevelTopicContext) -> Finding:
     """Check that no parked message was published in the future."""
     slack_ms = max(1000, context.description.levels.smallest_lead_ms // 2)
     rows = [row for row in context.status.partitions if row.backlog_entries]
@@ -127,15 +127,15 @@ def producer_clocks(context: LevelTopicContext) -> CheckResult:
     found = zip(in_parallel(is_ahead, rows), rows, strict=True)
     wrong = [row.topic for ahead, row in found if ahead]
     if not wrong:
-        return CheckResult()
-    return CheckResult.failed(
+        return Finding()
+    return Finding.failed(
         f"the clock of a producer of {wrong[0]} is more than {format_duration(slack_ms)} ahead",
         "synchronize the producers' clocks with NTP (chrony); no message is lost, but due "
         "times that are computed from this clock are wrong by as much",
     )
 
 
-def held(context: LevelTopicContext) -> CheckResult:
+def held(context: LevelTopicContext) -> Finding:
     """Check that no messages are held because their target cannot be written."""
     return _empty(
         context.status.held_entries,
@@ -144,7 +144,7 @@ def held(context: LevelTopicContext) -> CheckResult:
     )
 
 
-def dead_letters(context: LevelTopicContext) -> CheckResult:
+def dead_letters(context: LevelTopicContext) -> Finding:
     """Check that there are no dead letters."""
     return _empty(
         context.status.dead_letter_entries,
@@ -155,11 +155,11 @@ def dead_letters(context: LevelTopicContext) -> CheckResult:
     )
 
 
-def _empty(entries: int, problem: str, remedy: str) -> CheckResult:
-    return CheckResult.failed(f"{entries:,} {problem}", remedy) if entries else CheckResult()
+def _empty(entries: int, problem: str, remedy: str) -> Finding:
+    return Finding.failed(f"{entries:,} {problem}", remedy) if entries else Finding()
 
 
-def holes(context: LevelTopicContext) -> CheckResult:
+def holes(context: LevelTopicContext) -> Finding:
     """Check for holes in acknowledgements: the broker forgets ranges beyond a limit.
 
     Consumers of business topics and the Function acknowledge messages one by one.
@@ -201,13 +201,13 @@ def holes(context: LevelTopicContext) -> CheckResult:
         if number > min(_HOLES * limit, _SLOW_RANGES)
     ]
     most = counts[0][0] if counts else 0
-    return CheckResult.of(problems, f"at most {most:,} of {limit:,}{assumed}")
+    return Finding.of(problems, f"at most {most:,} of {limit:,}{assumed}")
 
 
-def read_ahead(context: LevelTopicContext) -> CheckResult:
+def read_ahead(context: LevelTopicContext) -> Finding:
     """Check that few messages wait in the broker's timer, which reads them at random."""
     if context.description.final_window is not FinalWindow.BROKER:
-        return CheckResult(note="no random reads: the dispatcher holds near-due messages")
+        return Finding(note="no random reads: the dispatcher holds near-due messages")
     delayed = [
         subscription.delayed_entries
         for stats in context.target_partitions.values()
@@ -215,8 +215,8 @@ def read_ahead(context: LevelTopicContext) -> CheckResult:
     ]
     most = max(delayed, default=0)
     if most < _MANY_DELAYED:
-        return CheckResult(note="few messages wait in the broker's timer")
-    return CheckResult.failed(
+        return Finding(note="few messages wait in the broker's timer")
+    return Finding.failed(
         f"{most:,} messages wait in the broker's timer: if their due times are spread, "
         "delivery slows down to some hundreds per second",
         "set dbStorage_readAheadCacheBatchSize=20 in bookkeeper.conf, add a finer last level, or "

@@ -21,13 +21,13 @@ from delaylevel.topics.members import metadata_of
 from delaylevel.topics.subscriptions import early_subscriptions
 from delaylevel.topics.targets import unsubscribed
 
-from .context import CheckResult, LevelTopicContext
+from .context import Finding, LevelTopicContext
 
 _NEAR_LIMIT = 0.8
 _DEFAULT_DEDUPLICATION_MIN = 360
 
 
-def partitions(context: LevelTopicContext) -> CheckResult:
+def partitions(context: LevelTopicContext) -> Finding:
     """Check that every member topic exists with the described number of partitions."""
     topic = context.description.topic
     limit = context.cluster.settings.max_partitions or 0
@@ -62,24 +62,24 @@ def partitions(context: LevelTopicContext) -> CheckResult:
     note = f"{sum(counts)} partitions"
     if limit and max(counts) > _NEAR_LIMIT * limit:
         note += f"; the broker's limit for a topic is {limit}"
-    return CheckResult.of(problems(), note)
+    return Finding.of(problems(), note)
 
 
-def subscriptions(context: LevelTopicContext) -> CheckResult:
+def subscriptions(context: LevelTopicContext) -> Finding:
     """Check that every partition has the durable subscription that keeps its data."""
     missing = {member.topic for member, found in context.metadata.items() if found is None}
     topic = context.description.topic
-    return CheckResult.of(
+    return Finding.of(
         Problem(line, f"run `delaylevel levels create` again for {topic}")
         for line in context.status.problems
         if not any(line.startswith(f"{name}-partition-") for name in missing)
     )
 
 
-def foreign_subscriptions(context: LevelTopicContext) -> CheckResult:
+def foreign_subscriptions(context: LevelTopicContext) -> Finding:
     """Check that no subscription of a member topic belongs to somebody else."""
     patterns = 'let its pattern leave out our topics (docs/concepts.md, "Consumers with a pattern")'
-    return CheckResult.of(
+    return Finding.of(
         Problem(
             str(found),
             f"close its consumers, or {patterns}"
@@ -89,16 +89,16 @@ def foreign_subscriptions(context: LevelTopicContext) -> CheckResult:
     )
 
 
-def rule(rule: Rule, context: LevelTopicContext) -> CheckResult:
+def rule(rule: Rule, context: LevelTopicContext) -> Finding:
     """Check that a rule of the cluster allows what our clients and parked messages need."""
     found = violations(context.rules, (rule,))
     notes: tuple[str, ...] = ()
     if rule.name == "backlog quota":
         notes = rule_notes(context.description, context.policies, context.cluster.settings)
-    return CheckResult.of(found, "".join(notes[:1]))
+    return Finding.of(found, "".join(notes[:1]))
 
 
-def targets(context: LevelTopicContext) -> CheckResult:
+def targets(context: LevelTopicContext) -> Finding:
     """Check that every business topic exists, and that somebody can receive from it."""
     gone = [
         Problem(
@@ -116,10 +116,10 @@ def targets(context: LevelTopicContext) -> CheckResult:
         if found is not None
     )
     unsafe = [Problem(item.finding, item.remedy) for item in kept if item is not None]
-    return CheckResult.of([*gone, *unsafe])
+    return Finding.of([*gone, *unsafe])
 
 
-def target_schemas(context: LevelTopicContext) -> CheckResult:
+def target_schemas(context: LevelTopicContext) -> Finding:
     """Check that no business topic has a KeyValue schema.
 
     The Python client cannot declare such a schema. With separated encoding, the key is bytes, and
@@ -138,14 +138,14 @@ def target_schemas(context: LevelTopicContext) -> CheckResult:
                     "or use a topic with another schema for delayed messages",
                 )
             )
-    return CheckResult.of(problems)
+    return Finding.of(problems)
 
 
-def target_subscriptions(context: LevelTopicContext) -> CheckResult:
+def target_subscriptions(context: LevelTopicContext) -> Finding:
     """Check that no subscription of a business topic ignores due times."""
     if context.description.final_window is not FinalWindow.BROKER:
-        return CheckResult(note="any type: the dispatcher publishes messages when they are due")
-    return CheckResult.of(
+        return Finding(note="any type: the dispatcher publishes messages when they are due")
+    return Finding.of(
         Problem(
             f"subscription {name} gets messages before they are due",
             "use type Shared or Key_Shared, or a level topic with --final-window tracker",
@@ -154,12 +154,12 @@ def target_subscriptions(context: LevelTopicContext) -> CheckResult:
     )
 
 
-def deduplication(context: LevelTopicContext) -> CheckResult:
+def deduplication(context: LevelTopicContext) -> Finding:
     """Check that every topic that an effectively-once dispatcher writes has deduplication on."""
     if context.cluster.delivery is not Delivery.EFFECTIVELY_ONCE:
-        return CheckResult(note="not needed for at-least-once")
+        return Finding(note="not needed for at-least-once")
     if context.description.final_window is not FinalWindow.TRACKER:
-        return CheckResult.failed(
+        return Finding.failed(
             "effectively-once needs the final window tracker, whose dispatcher removes copies",
             "create a level topic with `--final-window tracker`, and run its dispatchers with "
             "`--delivery effectively-once`",
@@ -185,7 +185,7 @@ def deduplication(context: LevelTopicContext) -> CheckResult:
                 f"set {name}={_DEFAULT_DEDUPLICATION_MIN} or more in broker.conf",
             )
         )
-    return CheckResult.of(problems, f"the broker forgets a dispatcher that is away for {memory}")
+    return Finding.of(problems, f"the broker forgets a dispatcher that is away for {memory}")
 
 
 # The client tries again and again for its operation timeout where an encryption is required.
@@ -197,7 +197,7 @@ _NEEDS_SCHEMA = "IncompatibleSchema"
 _DENIED = ("AuthorizationError", "AuthenticationError")
 
 
-def openings(context: LevelTopicContext) -> CheckResult:
+def openings(context: LevelTopicContext) -> Finding:
     """Check that each kind of producer, consumer and reader of ours can be opened.
 
     It uses the rights of the caller. A lock of a running process is left alone.
@@ -216,7 +216,7 @@ def openings(context: LevelTopicContext) -> CheckResult:
         elif failure and failure not in (_BUSY, _NEEDS_SCHEMA):
             says = f"no {trial.what} of {trial.topic} can be opened ({failure})"
             problems.append(Problem(says, _remedy(context, failure)))
-    return CheckResult(tuple(problems), f"{len(wanted)} tried", warnings=tuple(denied))
+    return Finding.of(problems, f"{len(wanted)} tried", denied)
 
 
 _GRANT = (

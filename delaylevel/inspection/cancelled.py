@@ -7,9 +7,9 @@ are: the dispatcher will find it. Held messages cannot be cancelled.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.envelope import ATTEMPT, CANCEL, ID, KIND, TARGET, Envelope
@@ -17,13 +17,10 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.message import LazyMessage, ParkedMessage
 from delaylevel.model.position import Position, SourcePartition, stable_id
 
-from .distribution import Observation
+from .distribution import Messages, Observation
 
 if TYPE_CHECKING:
     from .released import JournalView
-
-#: Messages of a partition, or cancellations.
-Messages: TypeAlias = Sequence[Observation | LazyMessage | ParkedMessage]
 
 
 def is_cancellation(properties: Mapping[str, str]) -> bool:

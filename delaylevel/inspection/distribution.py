@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from delaylevel.model.message import LazyMessage, ParkedMessage
 from delaylevel.topics.scan import Window
 
 # The first rows of this many messages or more are read from a window that the estimate selects.
@@ -37,6 +38,10 @@ class Observation(NamedTuple):
     target: str
     key: str
     properties: Mapping[str, str]
+
+
+#: Messages of a partition, or cancellations.
+Messages: TypeAlias = Sequence[Observation | LazyMessage | ParkedMessage]
 
 
 class Stratum:

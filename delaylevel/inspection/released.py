@@ -20,7 +20,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.topics.scan import pending_start
 
-from .cancelled import Messages
+from .distribution import Messages
 
 _ATTEMPTS = 4
 # Snapshots with very many IDs take too long to read for an estimate.

@@ -30,30 +30,11 @@ ROWS_PER_BATCH = 4000
 BYTES_PER_BATCH = 4 * 1024 * 1024
 SCHEMA = nullable_schema_of(
     (
-        "due_ms",
-        "target",
-        "id",
-        "key",
-        "ordering_key",
-        "event_ms",
-        "publish_ms",
-        "delay_ms",
-        "size",
-        "properties",
-        "value",
-        "place",
-        "role",
-        "level",
-        "partition",
-        "level_topic",
-        "topic",
-        "ledger",
-        "entry",
-        "batch",
+        *("due_ms", "target", "id", "key", "ordering_key", "event_ms", "publish_ms", "delay_ms"),
+        *("size", "properties", "value", "place", "role", "level", "partition", "level_topic"),
+        *("topic", "ledger", "entry", "batch"),
     )
 )
-
-
 # The order of rows: by due time, then by publish time, then by position.
 ORDER = ("due_ms", "publish_ms", "topic", "ledger", "entry", "batch")
 

@@ -17,8 +17,8 @@ from delaylevel.model.position import Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window, pending_ranges
 
-from .cancelled import CancelledMessages, Messages, cancelled_due_ms, is_cancellation
-from .distribution import Observation
+from .cancelled import CancelledMessages, cancelled_due_ms, is_cancellation
+from .distribution import Messages, Observation
 from .live import LiveDispatchers
 from .window import StoredRule, broker_window, live_window, tracker_window
 

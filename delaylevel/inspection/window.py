@@ -24,7 +24,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.members import metadata_of
 from delaylevel.topics.scan import PendingRange, Window, pending_start, published_range
 
-from .cancelled import Messages
+from .distribution import Messages
 from .live import LiveDispatchers
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _GAP_ENTRIES = 2_000
 
 @dataclass
 class WindowContents:
-    """What may be pending in the final window.
+    """Messages in the final window that may be pending.
 
     Attributes:
         ranges: ranges with all pending messages that are due in some time, and maybe others.

@@ -286,7 +286,10 @@ def _partitions(partitions: Sequence[PartitionLine]) -> Iterator[str]:
         bad = ' class="bad"' if state not in ("releasing", "elsewhere") else ""
         pending = f"{line.pending:,}" if line.here else ""
         if line.overdue_ms >= _OVERDUE_MS:
-            state, bad = f"{state}, {_late(line.overdue_ms)} overdue", ' class="bad"'
+            late, unit = line.overdue_ms / 1_000, "s"
+            if late >= 60:
+                late, unit = late / 60, "min"
+            state, bad = f"{state}, {late:.3g} {unit} overdue", ' class="bad"'
         here = ' <span class="soft">(this process)</span>' if line.here else ""
         yield (
             f'<tr><td class="number">{line.partition}</td><td{bad}>{escape(state)}</td>'
@@ -311,11 +314,3 @@ def _pairs(facts: Mapping[str, str]) -> Iterator[str]:
         for name, value in facts.items():
             yield f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>"
         yield "</dl>"
-
-
-def _late(ms: int | None) -> str:
-    if ms is None:
-        return ""
-    if ms < 1_000:
-        return f"{ms} ms"
-    return f"{ms / 1_000:.3g} s" if ms < 60_000 else f"{ms / 60_000:.3g} min"

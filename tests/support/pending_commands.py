@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from delaylevel.cli import cancellation
 from delaylevel.cli import inspection as command
+from delaylevel.cli import pending
 from delaylevel.cli.main import cli
 from delaylevel.inspection import Inspector
 from delaylevel.testing import MemoryPulsar
@@ -30,8 +30,8 @@ def pending_commands(
     monkeypatch.setattr(command, "inspector", connect)
     # The in-memory Pulsar moves and releases messages itself.
     monkeypatch.setattr(command, "note_delivery", lambda look, topic: None)
-    monkeypatch.setattr(cancellation, "inspector", connect)
-    monkeypatch.setattr(cancellation, "client_of", lambda settings: memory.client())
+    monkeypatch.setattr(pending, "inspector", connect)
+    monkeypatch.setattr(pending, "client_of", lambda settings: memory.client())
 
     def invoke(*arguments: str) -> Result:
         result = CliRunner().invoke(cli, ["pending", *arguments])

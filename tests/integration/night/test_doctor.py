@@ -17,10 +17,9 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.doctor import CHECKS, Finding, State, examine
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
+from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics import lifecycle
 from support.fakes import SkewedClock
 from support.world import RealWorld
 
@@ -47,9 +46,6 @@ class Ward:
         url = f"{self.world.admin.admin_url}/admin/v2/{path.format(**vars(self))}"
         answer = urllib3.request("POST", url, json=value)
         assert answer.status == 204, answer.data
-
-    def send(self, topic: TopicName) -> None:
-        self.world.plain_client.create_producer(topic.full).send(b"x")
 
     def findings(self) -> list[Finding]:
         topic = self.description.topic
@@ -94,19 +90,9 @@ def delayed_delivery(of: str, active: bool, tick_ms: int, **more: int) -> Callab
     return policy(f"{of}/delayedDelivery", {"active": active, "tickTime": tick_ms, **more})
 
 
-def no_level_topic(ward: Ward) -> None:
-    ward.mover.close()
-    lifecycle.delete(ward.world.plain_client, ward.world.admin, ward.description)
-
-
 def subscription_gone(ward: Ward) -> None:
     name = ward.description.dead_letter_topic.partition(0)
     ward.world.admin.delete_subscription(name, SUBSCRIPTION)
-
-
-def target_gone(ward: Ward) -> None:
-    ward.consumer.close()
-    ward.world.admin.delete(ward.target)
 
 
 def producer_ahead(ward: Ward) -> None:
@@ -138,20 +124,11 @@ ttl_of_a_topic = policy("{description.held_topic.rest_path}/messageTTL?messageTT
 may_be_deleted = policy("{description.name.rest_path}/inactiveTopicPolicies", DELETED)
 OF_TARGET = "{target.rest_path}"
 
+#: Faults that only the answers of a broker show; tests/unit/doctor plants the others in memory.
 PLANTED: dict[str, tuple[str, Callable[[Ward], object]]] = {
     "unreachable_broker": ("broker", connects(service_url="pulsar://127.0.0.1:1")),
     "unreachable_admin": ("broker", connects(admin_url="http://127.0.0.1:1")),
     "wrong_clock": ("clock", lambda ward: setattr(ward, "clock", SkewedClock(-60_000))),
-    "no_level_topic": ("level topic", no_level_topic),
-    "more_partitions": (
-        "partitions",
-        lambda ward: ward.world.admin.expand(ward.description.name, 5),
-    ),
-    "member_gone": (
-        "partitions",
-        lambda ward: ward.world.admin.delete(ward.description.dead_letter_topic),
-    ),
-    "subscription_gone": ("subscriptions", subscription_gone),
     "ttl_of_a_topic": ("topic policies", ttl_of_a_topic),
     "may_be_deleted": ("topic policies", may_be_deleted),
     "eviction": ("backlog quota", policy(f"{NAMESPACE}/backlogQuota", EVICTION)),
@@ -159,7 +136,6 @@ PLANTED: dict[str, tuple[str, Callable[[Ward], object]]] = {
         "subscription expiration",
         policy(f"{NAMESPACE}/subscriptionExpirationTime", 60),
     ),
-    "target_gone": ("targets", target_gone),
     "exclusive_subscription": (
         "target subscriptions",
         lambda ward: ward.world.plain_client.subscribe(ward.target.full, "reader-like"),
@@ -174,10 +150,7 @@ PLANTED: dict[str, tuple[str, Callable[[Ward], object]]] = {
         "deduplication",
         lambda ward: setattr(ward, "delivery", Delivery.EFFECTIVELY_ONCE),
     ),
-    "no_mover": ("mover", lambda ward: ward.mover.close()),
     "producer_ahead": ("producer clocks", producer_ahead),
-    "something_held": ("held", lambda ward: ward.send(ward.description.held_topic)),
-    "something_dead": ("dead letters", lambda ward: ward.send(ward.description.dead_letter_topic)),
     "many_holes": ("ack holes", many_holes),
 }
 
@@ -194,21 +167,6 @@ def test_a_planted_fault_is_found_and_nothing_else(
         if item.state is State.FAILED:
             assert item.says
             assert all(item.remedies)
-
-
-def test_a_tracker_without_a_dispatcher_and_with_one(
-    world: RealWorld, connection: Connection
-) -> None:
-    description = world.level_topic(MINUTES, final_window=FinalWindow.TRACKER)
-    world.mover(description)
-
-    def failed() -> set[str]:
-        found = examine(connection, description.topic)
-        return {item.check for item in found if item.state is State.FAILED}
-
-    assert failed() == {"dispatcher"}
-    with world.serving(description):
-        world.eventually(lambda: not failed(), "a dispatcher for every partition")
 
 
 def test_by_command(ward: Ward, invoke: Callable[..., Result]) -> None:

@@ -115,7 +115,7 @@ def test_subscriptions_of_others_are_named_with_the_command_that_removes_them(
     ]
     assert finding.state is State.FAILED
     assert f"subscription {PATTERN} of {matched.topic} is not ours" in finding.says
-    assert len(finding.outcome.problems) == len(listed)
+    assert len(finding.problems) == len(listed)
     described = invoke("levels", "describe", matched.topic, "-o", "json")
     assert f"subscription {PATTERN} of {matched.topic} is not ours" in described.stdout
     reader.close()

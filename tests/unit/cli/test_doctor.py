@@ -11,13 +11,13 @@ from click.testing import CliRunner, Result
 from delaylevel.cli import doctor
 from delaylevel.cli.main import cli
 from delaylevel.doctor import Finding, Problem
-from delaylevel.doctor.context import CheckResult
 
 TOPIC = "persistent://public/default/_orders-delay-level"
-OK = Finding("partitions", TOPIC, CheckResult(note="31 partitions"))
-WARNING = Finding("broker faults", TOPIC, CheckResult.warn("it may lose messages", "look"))
-SKIPPED = Finding("disk", TOPIC, CheckResult.skip("another machine"))
-FAILED = Finding("mover", TOPIC, CheckResult((Problem("no mover", "run one"),)))
+OK = Finding(note="31 partitions", check="partitions", subject=TOPIC)
+RISK = Problem("it may lose messages", "look")
+WARNING = Finding(warnings=(RISK,), check="broker faults", subject=TOPIC)
+SKIPPED = Finding(note="another machine", skipped=True, check="disk", subject=TOPIC)
+FAILED = Finding((Problem("no mover", "run one"),), check="mover", subject=TOPIC)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], *options: str) -> Result:

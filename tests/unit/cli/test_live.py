@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import click
 import pytest
@@ -21,13 +19,11 @@ from delaylevel.cli.views.terminal import has_colour
 pyte = pytest.importorskip("pyte")
 
 
-class Emulated:
+class Emulated(io.StringIO):
     """A terminal of 40 columns that a stream of this process writes to."""
 
-    encoding = "utf-8"
-    errors = "strict"
-
     def __init__(self) -> None:
+        super().__init__()
         self.screen = pyte.Screen(40, 200)
         self._stream = pyte.Stream(self.screen)
 
@@ -35,61 +31,39 @@ class Emulated:
         self._stream.feed(text.replace("\n", "\r\n"))
         return len(text)
 
-    def flush(self) -> None:
-        pass
-
     def isatty(self) -> bool:
         return True
-
-    def fileno(self) -> int:
-        raise OSError("no file")
 
     @property
     def rows(self) -> list[str]:
         """The rows without the empty ones at the end."""
         return "\n".join(row.rstrip() for row in self.screen.display).rstrip().splitlines()
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Make it stdout and stderr. A fixture cannot: pytest replaces both after the set-up."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "stderr", self)
-            patch.setattr(sys, "stdout", self)
-            yield
-            assert (sys.stdout, sys.stderr) == (self, self), "the streams are as before"
+
+@contextlib.contextmanager
+def on_terminal() -> Iterator[Emulated]:
+    """Replace stdout and stderr. A fixture cannot: pytest replaces both after the set-up."""
+    terminal = Emulated()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "40")
+        patch.setattr(sys, "stderr", terminal)
+        patch.setattr(sys, "stdout", terminal)
+        yield terminal
+        assert (sys.stdout, sys.stderr) == (terminal, terminal), "the streams are as before"
 
 
-def on_terminal(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test with the fixture ``terminal`` as stdout and stderr."""
-
-    @functools.wraps(test)
-    def run(terminal: Emulated, **arguments: Any) -> None:
-        with terminal.installed():
-            test(terminal=terminal, **arguments)
-
-    return run
-
-
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Emulated:
-    monkeypatch.setenv("COLUMNS", "40")
-    return Emulated()
-
-
-@on_terminal
-def test_a_shorter_text_leaves_nothing_of_the_longer_one(terminal: Emulated) -> None:
-    click.echo("$ delaylevel run orders")
-    with status_line() as line:
-        line.show("a text that is longer than a row of this small terminal")
-        assert [len(row) for row in terminal.rows[1:]] == [39]
-        line.show("one")
-        assert terminal.rows == ["$ delaylevel run orders", "one"]
-        with status_line() as inner:
-            inner.show("nothing of another one")
-        assert terminal.rows == ["$ delaylevel run orders", "one"]
-    assert terminal.rows == ["$ delaylevel run orders"]
-    click.echo("done")
-    assert terminal.rows == ["$ delaylevel run orders", "done"]
+def test_a_shorter_text_leaves_nothing_of_the_longer_one() -> None:
+    with on_terminal() as terminal:
+        click.echo("$ delaylevel run orders")
+        with status_line() as line:
+            line.show("a text that is longer than a row of this small terminal")
+            assert [len(row) for row in terminal.rows[1:]] == [39]
+            line.show("one")
+            with status_line() as inner:
+                inner.show("nothing of another one")
+            assert terminal.rows == ["$ delaylevel run orders", "one"]
+        click.echo("done")
+        assert terminal.rows == ["$ delaylevel run orders", "done"]
 
 
 def log(text: str) -> None:
@@ -102,31 +76,29 @@ def warn(text: str) -> None:
     sys.stderr.write("\n")
 
 
-@on_terminal
-def test_lines_of_other_threads_are_written_above_it(terminal: Emulated) -> None:
+def test_lines_of_other_threads_are_written_above_it() -> None:
     def write(name: str, call: Callable[[str], object]) -> None:
         for number in range(50):
             call(f"{name} {number}")
 
-    with status_line() as line:
-        line.show("first state")
-        warn("of this thread")
-        assert terminal.rows == ["of this thread", "first state"]
-        writers = {"a": logs.tell, "b": log, "c": lambda text: sys.stderr.write(text + "\n")}
-        threads = [threading.Thread(target=write, args=item) for item in writers.items()]
-        for each in threads:
-            each.start()
-        while any(each.is_alive() for each in threads):
+    with on_terminal() as terminal:
+        with status_line() as line:
+            line.show("first state")
+            warn("of this thread")
+            assert terminal.rows == ["of this thread", "first state"]
+            writers = {"a": logs.tell, "b": log, "c": lambda text: sys.stderr.write(text + "\n")}
+            threads = [threading.Thread(target=write, args=item) for item in writers.items()]
+            for each in threads:
+                each.start()
+            while any(each.is_alive() for each in threads):
+                line.show("state")
             line.show("state")
-        for each in threads:
-            each.join()
-        line.show("state")
-        _, *lines, last = terminal.rows
-    assert last == "state"
-    said = [each.partition(": ")[2] or each for each in lines]
-    assert sorted(said) == sorted(f"{name} {number}" for name in "abc" for number in range(50))
-    warn("after the end")
-    assert terminal.rows[151:] == ["after the end"]
+            _, *lines, last = terminal.rows
+        assert last == "state"
+        said = [each.partition(": ")[2] or each for each in lines]
+        assert sorted(said) == sorted(f"{name} {number}" for name in "abc" for number in range(50))
+        warn("after the end")
+        assert terminal.rows[151:] == ["after the end"]
 
 
 @pytest.mark.parametrize(
@@ -142,79 +114,58 @@ def test_lines_of_other_threads_are_written_above_it(terminal: Emulated) -> None
     ],
 )
 def test_colours_need_a_terminal_and_consent(
-    terminal: Emulated,
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, str],
-    expected: tuple[bool, bool],
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: tuple[bool, bool]
 ) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"TERM": "xterm", **variables}.items():
         monkeypatch.setenv(name, value)
-    assert (has_colour(terminal), has_colour(io.StringIO())) == expected
-
-
-# -- the start of a service
+    assert (has_colour(Emulated()), has_colour(io.StringIO())) == expected
 
 
 class Service:
     """A service that becomes ready when it is told so, and shows its reason at once."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(live, "_PATIENCE_S", 0.0)
-        monkeypatch.setattr(live, "_SHOWN_EVERY_S", 0.001)
-        monkeypatch.setattr(live, "_LINE_EVERY_S", 0.0)
-        self.reason = "no dispatcher owns partition 0 yet"
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, line: StatusLine) -> None:
+        for name, value in {"_PATIENCE_S": 0, "_SHOWN_EVERY_S": 0.001, "_LINE_EVERY_S": 0}.items():
+            monkeypatch.setattr(live, name, value)
+        self._reason = "no dispatcher owns partition 0 yet"
         self._asked = threading.Semaphore(0)
+        self.start = Starting(line, "orders", self._waiting, lambda: ["orders", "Ctrl-C ends it."])
 
-    def waiting(self) -> str:
+    def _waiting(self) -> str:
         self._asked.release()
-        return self.reason
+        return self._reason
 
-    def serving(self) -> list[str]:
-        return ["orders", "Ctrl-C ends it."]
-
-    def wait_until_asked(self, condition: Callable[[], bool]) -> None:
-        """Wait until the service was asked and a condition holds."""
-        for _ in range(5_000):
+    def wait_until_asked(self, times: int) -> None:
+        for _ in range(times):
             assert self._asked.acquire(timeout=60)
-            if condition():
-                return
-        raise AssertionError("it did not happen")
+
+    def becomes_ready(self) -> None:
+        assert not self.start.over
+        self._reason = ""
+        self.start._thread.join()
+        assert self.start.over
 
 
-@on_terminal
-def test_a_terminal_shows_the_reason_until_the_service_is_ready(
-    terminal: Emulated, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_reason_is_shown_until_the_service_is_ready(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
 ) -> None:
-    service = Service(monkeypatch)
-    with (
-        status_line() as line,
-        Starting(line, "dispatcher for orders", service.waiting, service.serving) as start,
-    ):
-        service.wait_until_asked(lambda: service.reason[:20] in "".join(terminal.rows))
-        assert terminal.rows[0] == "Starting dispatcher for orders."
-        assert len(terminal.rows) == 2
-        assert not start.over
-        service.reason = ""
-        start._thread.join()
-        assert start.over
-    first, ready, *rest = terminal.rows
-    assert (first, rest) == ("Starting dispatcher for orders.", ["orders", "Ctrl-C ends it."])
+    """A terminal shows it in the last line, and a log has a line now and then."""
+    with contextlib.ExitStack() as stack:
+        emulated = stack.enter_context(on_terminal()) if terminal else None
+        service = Service(monkeypatch, stack.enter_context(status_line()))
+        with service.start:
+            service.wait_until_asked(3)
+            if emulated is not None:
+                assert emulated.rows[0] == "Starting orders."
+                (reason,) = emulated.rows[1:]
+                assert "no dispatcher owns partition" in reason
+            service.becomes_ready()
+        shown = capsys.readouterr().err.splitlines() if emulated is None else emulated.rows
+    first, *reasons, ready, one, two = shown
+    assert (first, one, two) == ("Starting orders.", "orders", "Ctrl-C ends it.")
     assert ready.startswith("Ready after ")
-
-
-def test_a_log_gets_lines_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    service = Service(monkeypatch)
-    with Starting(StatusLine(None), "mover for orders", service.waiting, service.serving) as start:
-        for _ in range(3):
-            service.wait_until_asked(lambda: True)
-        service.reason = ""
-        start._thread.join()
-    first, *still, ready, one, two = capsys.readouterr().err.splitlines()
-    assert first == "Starting mover for orders."
-    assert {line.partition(": ")[2] for line in still} == {"no dispatcher owns partition 0 yet."}
-    assert ready.startswith("Ready after ")
-    assert (one, two) == ("orders", "Ctrl-C ends it.")
+    said = {line.partition(": ")[2] for line in reasons}
+    assert said == (set() if terminal else {"no dispatcher owns partition 0 yet."})

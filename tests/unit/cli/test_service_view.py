@@ -11,7 +11,7 @@ import pytest
 
 from delaylevel import PartitionStrategy
 from delaylevel.cli.service import serving_lines
-from delaylevel.cli.views.service import Members, ServiceView
+from delaylevel.cli.views.service import TopicProgress, progress_of, summary, totals
 from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
 from delaylevel.model.delivery import ForwardReport
@@ -19,11 +19,12 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels
 from delaylevel.mover.service import MoverStats
 from delaylevel.testing import ManualClock, MemoryPulsar
-from delaylevel.topics.status import status
+from delaylevel.topics.status import LevelTopicStatus, status
 
 ORDERS = "persistent://public/default/_orders-delay-level"
 LEVEL_TOPIC = LevelTopicDescription(ORDERS, Levels(PartitionStrategy()), ("orders",))
 NOW_MS = 1_800_000_000_000
+Members = dict[str, LevelTopicStatus | None]
 OTHERS = "persistent://public/default/_others-delay-level"
 
 
@@ -47,37 +48,32 @@ def members() -> Members:
         return {ORDERS: status(memory.admin, description, memory.clock.now_ms()), OTHERS: None}
 
 
-def updated(members: Members, **values: Any) -> ServiceView:
-    view = ServiceView()
+def updated(members: Members, **values: Any) -> list[TopicProgress]:
     movers = {ORDERS: MoverStats("moving", report=ForwardReport(window=1_200))}
     owners = {(ORDERS, index): owner() for index in range(4)}
     owners[ORDERS, 1] = owner(**{"pending": 7, "next_due_ms": NOW_MS + 9_000, **values})
     owners[OTHERS, 0] = owner(state="recovering")
-    view.update(movers, owners, {ORDERS: 600, OTHERS: 0}, members, NOW_MS + 1_000)
-    return view
+    return progress_of(movers, owners, {ORDERS: 600, OTHERS: 0}, members, NOW_MS + 1_000)
 
 
 def test_rows_and_lines_show_what_waits_in_the_level_topic(members: Members) -> None:
-    view = updated(members, next_due_ms=NOW_MS - 5_000)
-    orders, others = view.rows
-    assert (orders["topic"], orders["moved"], orders["released"]) == ("orders", 1_200, 600)
-    assert (orders["pending"], orders["held"], orders["p99_ms"]) == (3 + 7, 0, 25)
-    assert (orders["window"], others["window"]) == ("4", "1 recovering")
-    assert (others["mover"], others["pending"]) == (None, None)
-    assert view.counts == (1_200, 600)
-    assert view.summary() == (
+    orders, others = rows = updated(members, next_due_ms=NOW_MS - 5_000)
+    assert orders == TopicProgress(
+        "orders", "moving", 1_200, 600, "4", 25, 3 + 7, 0, "overdue 6.0s"
+    )
+    assert others == TopicProgress("others", None, 0, 0, "1 recovering", 25)
+    assert totals(rows) == (1_200, 600)
+    assert summary(rows) == (
         "2 level topics: 10 pending; orders overdue 6.0s; 1,200 moved; 600 released"
     )
-    first, second = view.lines()
-    assert first == (
+    assert str(orders) == (
         "orders: 10 pending; next due overdue 6.0s; 1,200 moved (mover moving); "
         "600 released (4 window partitions); p99 25ms late"
     )
-    assert second.startswith("others; 0 moved (mover elsewhere); 0 released (1 recovering window")
+    assert str(others).startswith("others; 0 moved (mover elsewhere); 0 released (1 recovering")
     # The window of another process counts as the broker reports it.
-    elsewhere = ServiceView()
-    elsewhere.update({}, {}, {ORDERS: 0}, members, NOW_MS)
-    assert elsewhere.rows[0]["pending"] == 4
+    (elsewhere,) = progress_of({}, {}, {ORDERS: 0}, members, NOW_MS)
+    assert elsewhere.pending == 4
 
 
 @pytest.mark.parametrize(
@@ -90,14 +86,13 @@ def test_rows_and_lines_show_what_waits_in_the_level_topic(members: Members) -> 
     ],
 )
 def test_the_next_due_time(members: Members, values: dict[str, Any], wanted: str) -> None:
-    assert updated(members, **values).rows[0]["next_due"] == wanted
+    assert updated(members, **values)[0].next_due == wanted
 
 
 def test_a_mover_that_is_behind_is_shown(members: Members) -> None:
-    view, now_ms = ServiceView(), NOW_MS + 2 * 3_600_000
+    now_ms = NOW_MS + 2 * 3_600_000
     later: Any = {ORDERS: replace(members[ORDERS], now_ms=now_ms)}  # type: ignore[type-var]
-    view.update({}, {}, {ORDERS: 0}, later, now_ms)
-    assert "next due behind 1h05m" in view.summary()
+    assert "next due behind 1h05m" in summary(progress_of({}, {}, {ORDERS: 0}, later, now_ms))
 
 
 def test_a_service_tells_what_it_serves() -> None:

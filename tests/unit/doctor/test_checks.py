@@ -122,7 +122,7 @@ class Cluster:
         wrong = {
             each.check: f"{each.says} -> {'; '.join(each.remedies)}"
             for each in self.findings().values()
-            if each.outcome.problems
+            if each.problems
         }
         if self.description.mover is Mover.FUNCTION:
             del wrong["mover"]  # no worker of Functions answers
@@ -180,6 +180,12 @@ def target_gone(cluster: Cluster) -> None:
     cluster.admin.delete(TARGET)
 
 
+def gone(cluster: Cluster) -> None:
+    cluster.client.close()
+    client = cluster.memory.client()
+    lifecycle.delete(client, cluster.admin, cluster.description)
+
+
 def no_mover(cluster: Cluster) -> None:
     cluster.movers[0].close()
     cluster.movers[1].close()
@@ -217,6 +223,7 @@ def late(cluster: Cluster) -> None:
             "message_ttl_s",
         ),
         (target_gone, "targets", "does not exist"),
+        (gone, "level topic", "levels create orders"),
         (no_mover, "mover", "no mover is connected: 4 of 4 partitions have no consumer"),
         (one_mover, "mover", f"no mover reads {DAY.partition(1)}: 2 of 4 partitions"),
         (lambda it: it.movers[2].close(), "dispatcher", "no dispatcher serves"),
@@ -465,7 +472,7 @@ def test_a_replicated_member_topic_is_reported(cluster: Make) -> None:
     for clusters, count in (({"east", "west"}, len(tuple(TRACKER.members()))), ({"east"}, 0)):
         own = replace(OURS, replication_clusters=frozenset(clusters))
         asked = cluster(namespace_policies=both, broker_settings=settings, topic_policies=own)
-        problems = asked.findings()["topic policies"].outcome.problems
+        problems = asked.findings()["topic policies"].problems
         assert len(problems) == count
         assert all("replication_clusters" in each.says for each in problems)
 

@@ -23,7 +23,7 @@ MODE = "namespaces/public/default/subscriptionAuthMode"
 def refused(roles: Any) -> set[str]:
     """Return the kinds of what the mover's role may not open of the levels."""
     found = {item.check: item for item in examine(roles.load("mover"), roles.description.topic)}
-    says = [each.says for each in found["openings"].outcome.warnings]
+    says = [each.says for each in found["openings"].warnings]
     return {line.split()[6] for line in says if "-delay-level-partition" in line}
 
 
