@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 import pulsar
 
-from delaylevel.cluster.failures import close_quietly, is_ok, result_name, translate_errors
+from delaylevel.cluster.client_parts.cores import has_core
+from delaylevel.cluster.failures import close_quietly, error_name, translate_errors
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.publisher import UNLIMITED_SETTINGS, open_producer
 from delaylevel.cluster.reader import PartitionReader
@@ -37,12 +38,12 @@ from delaylevel.errors import (
     AdminError,
     BrokerError,
     ConflictError,
-    DelayLevelError,
     InvalidInputError,
 )
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.client_calls import in_client
 from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.structures.id_set import Ids
 from delaylevel.topics.members import apply_policies
@@ -270,7 +271,10 @@ class TopicIdStore:
 
 
 class TopicIdLog:
-    """The log of one listener, as one process writes and reads it."""
+    """The log of one listener, as one process writes and reads it, each in a thread of its own.
+
+    A client in memory does not wait: there, IDs are stored in the thread of the handler.
+    """
 
     def __init__(self, client: Any, topic: str, listener: str, timeout_s: float) -> None:
         self._client = client
@@ -280,13 +284,15 @@ class TopicIdLog:
         self._settings["send_timeout_millis"] = int(timeout_s * 1000)
         self._warning = RepeatedWarning(log, f"handled IDs in {topic}")
         self._changed = threading.Condition()
-        # In this order: IDs to send next, with their functions; those of the record that is sent;
-        # IDs that were not confirmed, whose functions were called.
+        # In this order: IDs of the next record, with their functions; the number of those in the
+        # record that is being sent; IDs that were not confirmed, whose functions were called.
         self._waiting: list[tuple[int, Callable[[], object]]] = []
-        self._sent: list[tuple[int, Callable[[], object]]] | None = None
+        self._sending = 0
         self._failed: list[int] = []
         self._pause_s = self._retry_s = 0.0
-        self._opening = self._closed = False
+        self._flushing = self._closed = False
+        self._threaded = has_core(client)
+        self._threads: list[threading.Event] = []  # set at their ends
         # Where the log was read up to, and the number of records since it was rewritten.
         self._read = EARLIEST
         self._records = 0
@@ -300,12 +306,10 @@ class TopicIdLog:
             initial_position=pulsar.InitialPosition.Earliest,
             receiver_queue_size=0,
         )
-        self._producer = open_producer(client, topic, self._settings)
-        self._following = threading.Event()
-        self._following.set()  # not yet
+        self._producer: Any = open_producer(client, topic, self._settings)
 
     def start(self, memory: HandledIds) -> None:
-        """Add all stored IDs to the memory, then follow the log in a thread.
+        """Add all stored IDs to the memory, then write and follow the log.
 
         Raises:
             BrokerError: the log cannot be read, or belongs to another listener.
@@ -326,9 +330,18 @@ class TopicIdLog:
                 reader.close()
         if self._has_many_records():
             self._rewrite()
-        self._following.clear()
-        in_thread(self._follow)
         atexit.register(self._stop)
+        for work in (self._follow, self._write) if self._threaded else (self._follow,):
+            ended = threading.Event()
+
+            def run(work: Callable[[], None] = work, ended: threading.Event = ended) -> None:
+                try:
+                    work()
+                finally:
+                    ended.set()
+
+            in_thread(run)
+            self._threads.append(ended)
 
     def append(self, key: int, saved: Callable[[], object]) -> None:
         """Store an ID, alone or with others, then call ``saved``, in any thread and in every case.
@@ -344,34 +357,41 @@ class TopicIdLog:
             else:
                 self._waiting.append((key, saved))
                 saved = _nothing
+                self._changed.notify_all()
         saved()
-        self._send()
+        if not self._threaded:
+            self._store()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until every ID is confirmed, and send those again that were not."""
-        until_s = time.monotonic() + timeout_s
         with self._changed:
-            self._retry_s = 0.0
-        while True:
-            self._send(again=True)
+            self._retry_s, self._flushing = 0.0, True
+            self._changed.notify_all()
+        try:
+            if not self._threaded:
+                self._store()
             with self._changed:
-                left_s = until_s - time.monotonic()
-                if not self.unsaved or left_s <= 0:
-                    return not self.unsaved
-                self._changed.wait(min(left_s, 1.0))
+                return self._changed.wait_for(
+                    lambda: not self.unsaved, timeout_s if self._threaded else 0.0
+                )
+        finally:
+            self._flushing = False
 
     def close(self) -> None:
         """Close the producer, the reader and the consumer."""
         self._stop()
-        self._following.wait(_LONGEST_PAUSE_S)
+        producer = self._producer
+        if producer is not None:
+            close_quietly(producer, "producer")  # what is being sent fails
+        for ended in self._threads:
+            ended.wait(_LONGEST_PAUSE_S)
         atexit.unregister(self._stop)
-        for resource, kind in ((self._producer, "producer"), (self._consumer, "consumer")):
-            close_quietly(resource, kind)
+        close_quietly(self._consumer, "consumer")
 
     @property
     def unsaved(self) -> int:
         """Number of IDs that the broker has not confirmed."""
-        return len(self._waiting) + len(self._failed) + len(self._sent or ())
+        return len(self._waiting) + self._sending + len(self._failed)
 
     def _stop(self) -> None:
         with self._changed:
@@ -380,92 +400,67 @@ class TopicIdLog:
 
     # -- writing
 
-    def _send(self, again: bool = False) -> None:
-        """Send the next record, unless one is not confirmed yet."""
-        with self._changed:
-            now_s = time.monotonic()
-            ready = self._waiting or (again and self._failed)
-            if self._sent is not None or not ready or self._opening or now_s < self._retry_s:
-                return
-            room = _MOST_IDS - min(len(self._failed), _MOST_IDS // 2)
-            batch, self._waiting = self._waiting[:room], self._waiting[room:]
-            extra = self._failed[: _MOST_IDS - len(batch)]
-            del self._failed[: len(extra)]
-            sent = self._sent = [*((key, _nothing) for key in extra), *batch]
-        data = _encode([key for key, _ in sent])
-        try:
-            self._producer.send_async(data, self._answered, properties=self._properties)
-        except Exception as error:  # the client refuses at once, e.g. a closed producer
-            self._settle(type(error).__name__)
-        except BaseException:
-            # An interrupt in the middle of the call: no answer may come, and without one nothing
-            # else would ever be sent. A record that is stored twice changes nothing.
+    def _write(self) -> None:
+        """Store IDs as they come, until this log is closed."""
+        while True:
             with self._changed:
-                if self._sent is sent:
-                    self._sent, self._waiting = None, [*sent, *self._waiting]
-            raise
+                while not (self._closed or self._waiting):
+                    if self._flushing and self._failed and time.monotonic() >= self._retry_s:
+                        break
+                    self._changed.wait(1.0 if self._flushing else None)
+                if self._closed:
+                    return
+            self._store()
 
-    def _answered(self, result: Any, message_id: Any) -> None:
-        """Take the broker's answer, in a thread of the client."""
-        self._settle(None if is_ok(result) else result_name(result))
-
-    def _settle(self, failure: str | None) -> None:
+    def _store(self) -> None:
+        """Store one record with the IDs that wait, and call their functions."""
         with self._changed:
-            sent = self._sent or []
-            waiting: list[tuple[int, Callable[[], object]]] = []
+            queue = [*((key, _nothing) for key in self._failed), *self._waiting]
+            sent, self._waiting, self._failed = queue[:_MOST_IDS], queue[_MOST_IDS:], []
+            self._sending = len(sent)
+        if not sent:
+            return
+        failure: Exception | None = None
+        try:
+            if self._producer is None and not self._closed:
+                self._producer = open_producer(self._client, self._topic, self._settings)
+            with in_client:
+                self._producer.send(_encode([key for key, _ in sent]), properties=self._properties)
+        except Exception as error:
+            failure = error
+            # After most failures a producer never sends again.
+            producer, self._producer = self._producer, None
+            if producer is not None:
+                close_quietly(producer, "producer")
+        with self._changed:
             if failure is None:
                 self._pause_s = self._retry_s = 0.0
             else:
-                waiting, self._waiting = self._waiting, []
-                self._failed += [key for key, _ in (*sent, *waiting)]
+                sent, self._waiting = [*sent, *self._waiting], []
+                self._failed, self._sending = [key for key, _ in sent], 0
                 self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
                 self._retry_s = time.monotonic() + self._pause_s
-                self._opening = not self._closed
-        try:
-            for _, saved in (*sent, *waiting):
-                saved()
-        finally:
-            with self._changed:  # a flush ends after these calls
-                self._sent = None
-                self._changed.notify_all()
         if failure is None:
             self._warning.over()
-            self._send()
-            return
-        self._warning.failed(
-            f"{failure}: IDs of handled messages are not confirmed, and kept in memory only; "
-            "copies of these messages may be handled again after a restart"
-        )
-        if self._opening:
-            in_thread(self._reopen)
-
-    def _reopen(self) -> None:
-        """Replace the producer: after most failures it never sends again."""
-        close_quietly(self._producer, "producer")
-        producer = None
-        try:
-            producer = open_producer(self._client, self._topic, self._settings)
-        except DelayLevelError as error:
-            self._warning.failed(error)
-        with self._changed:
-            self._opening = False
-            if producer is not None and not self._closed:
-                self._producer, producer = producer, None
+        else:
+            self._warning.failed(
+                f"{error_name(failure)}: IDs of handled messages are not confirmed, and kept in "
+                "memory only; copies of these messages may be handled again after a restart"
+            )
+        for _, saved in sent:
+            try:
+                saved()
+            except Exception as error:
+                # Its consumer was lost. The broker delivers the message again.
+                log.debug("%s: acknowledging: %s", self._topic, error_name(error))
+        with self._changed:  # a flush ends after these calls
+            self._sending = 0
             self._changed.notify_all()
-        if producer is not None:
-            close_quietly(producer, "producer")
-        self._send()
 
     # -- reading
 
     def _follow(self) -> None:
         """Read the records of other processes, until this log is closed."""
-        try:
-            self._follow_on()
-        finally:
-            self._following.set()
-
-    def _follow_on(self) -> None:
         pause_s = 0.0
         while not self._closed:
             try:
@@ -522,12 +517,12 @@ class TopicIdLog:
         Raises:
             ClientError: it was not confirmed; nothing was acknowledged.
         """
-        read, ids = self._read, self._memory.ids()
+        read, ids, producer = self._read, self._memory.ids(), self._producer
+        if producer is None:
+            return  # the topic refuses records: later
         with translate_errors():
             for start in range(0, ids.size, _MOST_IDS):
-                self._producer.send(
-                    _encode(ids[start : start + _MOST_IDS]), properties=self._properties
-                )
+                producer.send(_encode(ids[start : start + _MOST_IDS]), properties=self._properties)
             self._records = 0
             if read.entry > 0:
                 self._consumer.acknowledge_cumulative(

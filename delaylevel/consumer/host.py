@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pulsar
 
@@ -58,13 +58,6 @@ class _Failed:
     pauses: int = 0
 
 
-class _Handled(NamedTuple):
-    """A message that may be acknowledged."""
-
-    message: ReceivedMessage
-    consumer: Any
-
-
 class Unfinished:
     """The unfinished messages of one listener.
 
@@ -80,7 +73,7 @@ class Unfinished:
         self._clock = clock
         self._threaded = threaded
         self._tally = listener.stats.tally()
-        self._inbox: queue.SimpleQueue[_Failed | _Handled | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Failed | None] = queue.SimpleQueue()
         self._letters: deque[_Failed] = deque()
         self._waiting: list[tuple[float, int, _Failed]] = []
         self._order = itertools.count()
@@ -108,13 +101,6 @@ class Unfinished:
         due_ms = 0
         if isinstance(decision, Park):
             due_ms = self._clock.now_ms() + duration_ms(decision.delay)
-        self._put(_Failed(message, consumer, decision, due_ms))
-
-    def acknowledge(self, message: ReceivedMessage, consumer: Any) -> None:
-        """Acknowledge a handled message in the thread of this object. It may be called anywhere."""
-        self._put(_Handled(message, consumer))
-
-    def _put(self, item: _Failed | _Handled) -> None:
         with self._changed:
             if self._threaded and self._thread is None:
                 name = f"delaylevel-failed-{self._listener.name}"
@@ -122,7 +108,7 @@ class Unfinished:
                 thread.start()  # if there can be no thread, the next message tries again
                 self._thread = thread
             self.count += 1
-            self._inbox.put(item)
+            self._inbox.put(_Failed(message, consumer, decision, due_ms))
 
     def work(self, timeout_s: float = 0.0) -> bool:
         """Store and acknowledge what is there; return False if there was nothing within the time.
@@ -139,11 +125,7 @@ class Unfinished:
         elif self._waiting:
             timeout_s = min(timeout_s, self._waiting[0][0] - now_s)
         items = self._take(timeout_s)
-        for item in items:
-            if isinstance(item, _Handled):
-                self._acknowledge(item.message, item.consumer)
-            elif item is not None:
-                failed.append(item)
+        failed += [item for item in items if item is not None]
         self._letters += [each for each in failed if isinstance(each.decision, Bury)]
         worked = bool(items or self._letters or failed)
         self._park([each for each in failed if isinstance(each.decision, Park)])
@@ -151,7 +133,7 @@ class Unfinished:
             self._bury(self._letters.popleft())
         return worked
 
-    def _take(self, timeout_s: float) -> list[_Failed | _Handled | None]:
+    def _take(self, timeout_s: float) -> list[_Failed | None]:
         """Return what is in the inbox; wait for the first one."""
         taken = []
         try:
@@ -388,16 +370,8 @@ class Handling:
         if self._handled is None:
             consumer.acknowledge(message.raw)
             return
-        thread = threading.get_ident()
-
-        def acknowledge() -> None:
-            # With a store, the ID may be saved later, in a thread of the client, which must not
-            # wait.
-            if threading.get_ident() == thread:
-                consumer.acknowledge(message.raw)
-            else:
-                self.unfinished.acknowledge(message, consumer)
-
+        # With a store, the ID may be saved later, in another thread.
+        acknowledge = partial(consumer.acknowledge, message.raw)
         self._handled.save(message, acknowledge)
 
 
