@@ -41,9 +41,9 @@ from .client import (
     WRAP_SIGNATURE,
     BaseClient,
     DelayLevelClient,
-    WrapRequest,
     check_pair,
     warn_of_assumptions,
+    wrap_request,
 )
 from .client import wrap as wrap_for_threads
 from .client_calls import (
@@ -55,7 +55,7 @@ from .client_calls import (
     result_of,
 )
 from .partition import PartitionProducer
-from .routing import Route
+from .routing import Route, Routing
 from .scheduling import Scheduling
 from .setup import LevelTopicChoice, ProducerSetup, given_options
 
@@ -240,7 +240,8 @@ class Lane:
 
     def _flush(self) -> None:
         self._unflushed = False
-        asyncio.ensure_future(flush(self._partition)).add_done_callback(self._end_flush)
+        flushed = asyncio.ensure_future(blocking(self._partition.flush))
+        flushed.add_done_callback(self._end_flush)
 
     def _end_flush(self, flushed: asyncio.Future[None]) -> None:
         if not flushed.cancelled():
@@ -262,37 +263,24 @@ async def wait_for_all(*calls: Awaitable[None]) -> None:
             raise outcome
 
 
-async def flush(producer: Any) -> None:
-    """Flush a producer as ``pulsar.asyncio.Producer.flush`` does, without its deadlock."""
-    # The client's `flush_async` waits for a lock while it holds Python's global lock. The client's
-    # own thread takes these two in the other order when the time of a batch is over: then the
-    # process hangs. The synchronous call releases the global lock first.
-    await _without_callback(producer.flush)
+async def blocking(call: Callable[[], None]) -> None:
+    """Make a blocking call of the client's core in a thread; raise errors of ``pulsar.asyncio``.
 
+    This is for flushing and closing. The client's own ``flush_async`` and ``close_async`` wait for
+    a lock while they hold Python's global lock. The client's thread takes these two in the other
+    order when the time of a batch is over: then the process hangs. The synchronous calls release
+    the global lock first. And when the asynchronous ``close`` of a client ends, the client's thread
+    still runs Python code. If the program ends then, one process in ten aborts.
+    """
 
-async def close(producer: Any) -> None:
-    """Close a producer; see :func:`flush` for the deadlock that this avoids."""
-    await _without_callback(producer.close)
+    def guarded() -> None:
+        with in_client:
+            call()
 
-
-async def close_client(client: pulsar.asyncio.Client) -> None:
-    """Close a client as ``pulsar.asyncio.Client.close`` does, so that the process can end."""
-    # The client's own call ends while the client's thread still runs Python code. If the program
-    # ends then, one process in ten aborts.
-    await _without_callback(blocking_close(client))
-
-
-async def _without_callback(call: Callable[[], None]) -> None:
-    """Run a blocking call of the client's core, and raise its error as ``pulsar.asyncio`` does."""
     try:
-        await in_thread(partial(_guarded, call))
+        await in_thread(guarded)
     except pulsar.PulsarException as error:
         raise _failed(result_of(error), str(error)) from None
-
-
-def _guarded(call: Callable[[], None]) -> None:
-    with in_client:
-        call()
 
 
 async def in_thread(function: Callable[[], T]) -> T:
@@ -388,7 +376,7 @@ class AsyncDelayLevelProducer(Scheduling):
         """
         self._check_loop()
         lanes = list(self._lanes.values())
-        await wait_for_all(flush(self._business), *(lane.flush() for lane in lanes))
+        await wait_for_all(blocking(self._business.flush), *(lane.flush() for lane in lanes))
 
     async def close(self) -> None:
         """Flush and close the business producer and every producer of ours.
@@ -421,7 +409,7 @@ class AsyncDelayLevelProducer(Scheduling):
         business, *parked = self._producers()
         # Those that are still being opened are closed when they are open.
         opened = [found for found in [each.seal() for each in parked] if found is not None]
-        await wait_for_all(*(close(producer) for producer in [business, *opened]))
+        await wait_for_all(*(blocking(producer.close) for producer in [business, *opened]))
 
     def _check_open(self) -> None:
         self._check_loop()
@@ -437,20 +425,20 @@ class AsyncDelayLevelProducer(Scheduling):
                 "nothing was sent"
             )
 
-    async def _found(self, rule: Callable[[], T]) -> T:
-        # The level topic may have been expanded since its description was read.
+    async def _routed(self, rule: Callable[[Routing], T]) -> T:
         self._cache.refresh_if_old()
         routing = self._cache.routing
         try:
-            return rule()
+            return rule(routing)
         except DelayTooLongError:
+            # The level topic may have been expanded since its description was read.
             async with self._refreshing:
                 if self._cache.routing is routing:
                     await in_thread(self._cache.refresh_after_refusal)
             self._check_open()
             if self._cache.routing is routing:
                 raise
-        return rule()
+        return rule(self._cache.routing)
 
     def _lane(self, route: Route) -> Lane:
         key = (route.level, route.partition)
@@ -512,7 +500,7 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
                 return await _opened(business, self, setup)
             except BaseException:
                 with contextlib.suppress(pulsar.asyncio.PulsarException):
-                    await close(plain_of(business, self))
+                    await blocking(plain_of(business, self).close)
                 raise
 
     def synchronous(self) -> DelayLevelClient:
@@ -524,7 +512,7 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
     async def close(self) -> None:
         """Close the client with its producers, consumers and admin connections."""
         try:
-            await close_client(self)
+            await blocking(blocking_close(self))
         finally:
             self._close_admin()
 
@@ -571,12 +559,12 @@ async def wrap(producer: Any, client: Any, **options: Any) -> AsyncDelayLevelPro
     check_pair(producer, client, for_asyncio=True)
     bound = WRAP_SIGNATURE.bind(producer, client, **options)
     bound.apply_defaults()
-    request = WrapRequest.of(ASYNCIO_CREATE_PRODUCER, bound.arguments)
-    await check_create_producer(request.topic, request.options)
+    topic, given, prepared = wrap_request(ASYNCIO_CREATE_PRODUCER, bound.arguments)
+    await check_create_producer(topic, given)
     with asyncio_errors():
-        setup = await in_thread(partial(request.setup, partitions_of(client)))
+        setup = await in_thread(partial(prepared, partitions_of(client)))
         if setup.warning:
             warnings.warn(setup.warning, stacklevel=2)
-        if request.assumes:
+        if not bound.arguments["plain_producer"]:
             warn_of_assumptions(stacklevel=2)
         return await _opened(producer, client, setup)

@@ -100,18 +100,14 @@ DEFAULT_MAX_MESSAGE_SIZE = 5 * 1024 * 1024
 #: Brokers with less are refused: what hops add would be most of a message.
 SMALLEST_MAX_MESSAGE_SIZE = 16 * 1024
 
-# Bytes that one key, property name or value needs in addition to its text: tags and lengths of
+#: Bytes that one key, property name or value needs in addition to its text: tags and lengths of
 # the client's encoding (protobuf).
-_FRAMING = 16
+FRAMING = 16
 # What compression can add to a payload that it cannot compress: LZ4 adds the most, 1 byte in 255.
 _INCOMPRESSIBLE = 255
 # The part of the reserve for what a listener adds to a copy for a further attempt: the name of the
 # subscription several times, names of topics, IDs, positions and counters.
 _RETRY = 2048 + 3 * LONGEST_NAME
-# The fast path is for messages with few and short properties, where the limit leaves room for them
-# without counting.
-_FEW = 64
-_ROOMY = 64 * 1024
 
 
 class PulsarMessageTooLargeError(MessageTooLargeError, pulsar.MessageTooBig):
@@ -133,12 +129,7 @@ class SizeLimit:
     Attributes:
         reserve: bytes for what hops add, and for a payload that cannot be compressed.
         bytes: the largest size of a message with its keys and application's properties.
-        short_body: payloads up to this number of bytes fit, if keys and properties are few and
-            short; -1 if every message must be checked.
-        short_text: number of characters of a short property (name and value) or key.
     """
-
-    few = _FEW
 
     def __init__(
         self, description: LevelTopicDescription, max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
@@ -146,10 +137,6 @@ class SizeLimit:
         self.reserve = description.reserve + max_message_size // _INCOMPRESSIBLE
         self._max_message_size = max_message_size
         self.bytes = max_message_size - self.reserve
-        # Half of the limit for the payload, and a quarter for properties of 4 bytes a character.
-        roomy = max_message_size >= _ROOMY and self.bytes >= max_message_size * 7 // 8
-        self.short_body = max_message_size // 2 if roomy else -1
-        self.short_text = max_message_size // (16 * (_FEW + 2))
 
     def check(
         self,
@@ -162,10 +149,10 @@ class SizeLimit:
         size = len(body or b"")
         for key in (partition_key, ordering_key):
             if key:
-                size += _bytes(key) + _FRAMING
+                size += _bytes(key) + FRAMING
         for name, value in (properties or {}).items():
             if not name.startswith(env.PREFIX):
-                size += _bytes(name) + _bytes(value) + 2 * _FRAMING
+                size += _bytes(name) + _bytes(value) + 2 * FRAMING
         if properties and REAL_SUBSCRIPTION in properties:
             size -= _RETRY  # a listener's copy
         if size <= self.bytes:

@@ -10,7 +10,7 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pulsar
 
@@ -93,11 +93,6 @@ def check_pair(producer: Any, client: Any, *, for_asyncio: bool = False) -> None
             if not for_asyncio:
                 other = "is for asyncio: use delaylevel.asyncio.wrap()"
             raise InvalidInputError(f"{name} {other}")
-    _check_cluster(producer, client)
-
-
-def _check_cluster(producer: Any, client: Any) -> None:
-    """Refuse a producer whose client is connected to another address."""
     if client_core(client) is client_core(producer):
         return
     addresses = [service_url(producer), service_url(client)]
@@ -361,13 +356,13 @@ def wrap(
     """
     arguments = locals()  # the asyncio form binds them to the same names
     check_pair(producer, client)
-    request = WrapRequest.of(CREATE_PRODUCER, arguments)
-    check_create_producer(request.topic, request.options)
+    topic, options, prepared = wrap_request(CREATE_PRODUCER, arguments)
+    check_create_producer(topic, options)
     with client_errors():
-        setup = request.setup(client.get_topic_partitions)
+        setup = prepared(client.get_topic_partitions)
         if setup.warning:
             warnings.warn(setup.warning, stacklevel=2)
-        if request.assumes:
+        if not plain_producer:
             warn_of_assumptions(stacklevel=2)
         plain: Any = (
             super(DelayLevelClient, client) if isinstance(client, DelayLevelClient) else client
@@ -376,50 +371,36 @@ def wrap(
         return DelayLevelProducer(plain.create_producer, producer, setup)
 
 
-class WrapRequest(NamedTuple):
-    """A producer that is wrapped, and its level topic.
+def wrap_request(
+    create_producer: Any, arguments: Mapping[str, Any]
+) -> tuple[str, dict[str, Any], Callable[[Callable[[str], Any]], ProducerSetup]]:
+    """Return the business topic of a producer that is wrapped, its options, and its setup.
 
-    Attributes:
-        topic: its business topic.
-        options: the options that are known, and those that the application gave.
-        assumes: True to warn the application that others are assumed to be off.
+    Args:
+        arguments: those of :func:`wrap`, by name.
+
+    Returns:
+        The topic; the options that are known or given; and a function that finds the level topic,
+        or checks that it can be created. It waits for the broker, and takes the function that
+        returns the partitions of a topic.
     """
-
-    topic: str
-    options: dict[str, Any]
-    assumes: bool
-    admin: TopicAdmin | None
-    clock: Clock
-    choice: LevelTopicChoice
-
-    @classmethod
-    def of(cls, create_producer: Any, arguments: Mapping[str, Any]) -> WrapRequest:
-        """Return the request of the arguments of :func:`wrap`, by name."""
-        producer, client = arguments["producer"], arguments["client"]
-        topic = TopicName.parse(producer.topic()).without_partition.full
-        given = dict(arguments["producer_options"])
-        if arguments["block_if_queue_full"] is not None:
-            given["block_if_queue_full"] = arguments["block_if_queue_full"]
-        given = given_options(create_producer, topic, (), given, WRAP_SIGNATURE.parameters)
-        admin = arguments["admin"] or getattr(client, "admin", None)
-        if admin is None and arguments["admin_url"] is not None:
-            known = client_options(client)
-            known["tls_validate_hostname"] = arguments["tls_validate_hostname"]
-            if arguments["tls_trust_certs_file_path"] is not None:
-                known["tls_trust_certs_file_path"] = arguments["tls_trust_certs_file_path"]
-            admin = admin_for(known, arguments["admin_url"], arguments["admin_token"])
-        return cls(
-            topic,
-            {"block_if_queue_full": True, **given},
-            not arguments["plain_producer"],
-            admin,
-            arguments["clock"] or getattr(client, "_delaylevel_clock", None) or SystemClock(),
-            LevelTopicChoice(*(arguments[field] for field in LevelTopicChoice._fields)),
-        )
-
-    def setup(self, partitions_of: Callable[[str], Any]) -> ProducerSetup:
-        """Find the level topic, or check that it can be created; this waits for the broker."""
-        return prepare(self.topic, self.options, self.admin, partitions_of, self.clock, self.choice)
+    producer, client = arguments["producer"], arguments["client"]
+    topic = TopicName.parse(producer.topic()).without_partition.full
+    given = dict(arguments["producer_options"])
+    if arguments["block_if_queue_full"] is not None:
+        given["block_if_queue_full"] = arguments["block_if_queue_full"]
+    given = given_options(create_producer, topic, (), given, WRAP_SIGNATURE.parameters)
+    options = {"block_if_queue_full": True, **given}
+    admin = arguments["admin"] or getattr(client, "admin", None)
+    if admin is None and arguments["admin_url"] is not None:
+        known = client_options(client)
+        known["tls_validate_hostname"] = arguments["tls_validate_hostname"]
+        if arguments["tls_trust_certs_file_path"] is not None:
+            known["tls_trust_certs_file_path"] = arguments["tls_trust_certs_file_path"]
+        admin = admin_for(known, arguments["admin_url"], arguments["admin_token"])
+    clock = arguments["clock"] or getattr(client, "_delaylevel_clock", None) or SystemClock()
+    choice = LevelTopicChoice(*(arguments[field] for field in LevelTopicChoice._fields))
+    return topic, options, lambda find: prepare(topic, options, admin, find, clock, choice)
 
 
 #: The arguments of :func:`wrap`.

@@ -23,12 +23,11 @@ import functools
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pulsar
 
@@ -51,6 +50,9 @@ from delaylevel.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
+
+if TYPE_CHECKING:
+    from .scheduling import BaseProducer
 
 # An open producer of the client survives these: it reconnects until its messages time out.
 _TRANSIENT = TRANSIENT_FAILURES - {"AlreadyClosed", "Interrupted"}  # the client itself was closed
@@ -195,14 +197,9 @@ class Awaited:
 
 
 class Confirmation(Awaited):
-    """Callback of one message for which a thread waits.
-
-    Attributes:
-        leads: True once the thread must flush; guarded by the :class:`GroupCommit`.
-    """
+    """Callback of one message for which a thread waits."""
 
     def __init__(self) -> None:
-        self.leads = False
         self._given = False
         self._ended = False
         self._result: Any = None
@@ -225,19 +222,9 @@ class Confirmation(Awaited):
         self._given = True
         self._wakes.put(None)
 
-    def lead(self) -> None:
-        """Let the thread flush for those that wait."""
-        self.leads = True
-        self._wakes.put(None)
-
     def wait_until_given(self) -> None:
         """Wait until the client has the message, or its outcome is known."""
         while not (self._given or self._ended):
-            self._wakes.get()
-
-    def wait_until_leading(self) -> None:
-        """Wait until the thread must flush, or the outcome is known."""
-        while not (self.leads or self._ended):
             self._wakes.get()
 
     def message_id(self) -> Any:
@@ -295,56 +282,6 @@ class PartitionOpener:
             done(None, error)
         else:
             done(producer, None)
-
-
-class GroupCommit:
-    """Flushes of one producer by the threads that wait for its messages, one flush at a time.
-
-    A message that is alone is flushed at once by its own thread. Messages that are sent meanwhile
-    share the next flush, which one of their threads does. That is how many threads fill batches.
-
-    The client's ``flush_async`` would do without this, but it keeps the interpreter while it waits
-    for the producer, whose threads may wait for the interpreter. A lock for the flush, which
-    each thread takes in turn, is a third as fast: a thread whose message was just stored does not
-    know it yet, and flushes again.
-    """
-
-    def __init__(self, producer: Any) -> None:
-        self._producer = producer
-        self._lock = threading.Lock()
-        self._flushing = False
-        self._followers: deque[Confirmation] = deque()
-
-    def wait(self, message: Confirmation) -> None:
-        """Wait for a message that was given to the client; flush it if nobody else does."""
-        with self._lock:
-            if self._flushing:
-                self._followers.append(message)
-            else:
-                self._flushing = message.leads = True
-        try:
-            message.wait_until_leading()
-            if message.leads:
-                self._producer.flush()
-        except pulsar.Interrupted:
-            raise
-        except pulsar.PulsarException:
-            pass  # failures reach the messages
-        finally:
-            with self._lock:
-                if message.leads:
-                    self._choose_next()
-                else:
-                    self._followers.remove(message)
-
-    def _choose_next(self) -> None:
-        """Let the thread of a message that is not confirmed yet flush; the caller has the lock."""
-        for follower in self._followers:
-            if not follower.ended:
-                self._followers.remove(follower)
-                follower.lead()
-                return
-        self._flushing = False
 
 
 class _InClient:
@@ -454,20 +391,12 @@ class OutstandingWork(Protocol):
         ...
 
 
-class UnclosedProducer(Protocol):
-    """A producer that the application may not close."""
-
-    def closes(self) -> list[Callable[[Done], None]]:
-        """Return functions that start to close the client's producers."""
-        ...
-
-
 class Exit:
     """All that must be finished before Python shuts down; nothing is kept alive for it."""
 
     def __init__(self) -> None:
         self._works: weakref.WeakSet[OutstandingWork] = weakref.WeakSet()
-        self._producers: weakref.WeakSet[UnclosedProducer] = weakref.WeakSet()
+        self._producers: weakref.WeakSet[BaseProducer] = weakref.WeakSet()
         self._callbacks = False
 
     def expect_callbacks(self) -> None:
@@ -478,7 +407,7 @@ class Exit:
         """Let the exit wait until this is not outstanding."""
         self._works.add(work)
 
-    def close(self, producer: UnclosedProducer) -> None:
+    def close(self, producer: BaseProducer) -> None:
         """Let the exit close this producer if waiting does not help."""
         self._producers.add(producer)
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.errors import (
@@ -17,7 +17,9 @@ from delaylevel.errors import (
 )
 from delaylevel.model.level_topic import LevelTopicDescription
 
-from .routing import Route, Routing
+from .routing import Routing
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +40,6 @@ class LevelTopicCache:
 
     Args:
         describe: function that reads the description again; None without admin access.
-        waits: False to let a refusal reach the caller, which calls `refresh_after_refusal` in a
-            thread.
     """
 
     def __init__(
@@ -47,11 +47,8 @@ class LevelTopicCache:
         routing: Routing,
         describe: Describe | None,
         now_s: Callable[[], float] = time.monotonic,
-        *,
-        waits: bool = True,
     ) -> None:
         self.routing = routing
-        self._waits = waits
         self._describe = describe
         self._now_s = now_s
         self._lock = threading.Lock()
@@ -64,17 +61,13 @@ class LevelTopicCache:
         """The current description of the level topic."""
         return self.routing.description
 
-    def route(self, *arguments: Any, **options: Any) -> Route:
-        """Route a message; arguments and errors are those of :meth:`Routing.route`."""
-        return self.routed(lambda routing: routing.route(*arguments, **options))
-
-    def routed(self, rule: Callable[[Routing], Route]) -> Route:
-        """Return the route that a function finds with the routing; errors are those of it."""
+    def routed(self, rule: Callable[[Routing], T]) -> T:
+        """Return what a function finds with the routing; errors are those of it."""
         self.refresh_if_old()
         try:
             return rule(self.routing)
         except DelayTooLongError:
-            if not self._waits or not self.refresh_after_refusal():
+            if not self.refresh_after_refusal():
                 raise
         return rule(self.routing)
 
@@ -97,13 +90,10 @@ class LevelTopicCache:
                 return False
             return self._refresh()
 
-    @property
-    def can_check(self) -> bool:
-        """True with admin access."""
-        return self._describe is not None
-
     def check_exists(self) -> None:
         """Check that the level topic exists, before a producer for it is created.
+
+        Without admin access, nothing is checked.
 
         Raises:
             LevelTopicError: the level topic was deleted. A producer would create the partition
@@ -120,13 +110,10 @@ class LevelTopicCache:
         except BrokerError:
             return  # the admin interface fails; creating the producer tells
         if gone:
-            raise self._deleted()
-
-    def _deleted(self) -> LevelTopicError:
-        return LevelTopicError(
-            f"level topic {self.description.topic} was deleted: create it again with "
-            "`delaylevel levels create`, then a new producer; the message was not sent"
-        )
+            raise LevelTopicError(
+                f"level topic {self.description.topic} was deleted: create it again with "
+                "`delaylevel levels create`, then a new producer; the message was not sent"
+            )
 
     def _refresh_once(self) -> None:
         try:

@@ -268,9 +268,9 @@ class DelayLevelProducer(BaseProducer):
             expires_after,
         )
         check_arguments(self._schema, message)
-        route, body, arguments = self._routed(message)
+        route, body, arguments = self._cache.routed(lambda each: self._prepared(each, message))
         if route.parked:
-            self._partition(route).send_async(body, callback, arguments)
+            self._partition(route).give(body, callback, arguments)
         else:
             self._business.send_async(body, callback, **arguments)
         if without_callback:
@@ -337,7 +337,7 @@ class DelayLevelProducer(BaseProducer):
     def _flush(self) -> Exception | None:
         """Flush every producer; return the first error."""
         business, *parked = self._producers()
-        errors = [first_error([business.flush]), run_all([each.await_opening for each in parked])]
+        errors = [first_error([business.flush]), *(each.wait_until_given() for each in parked)]
         # One after the other: the batches of all are sent, and their messages time out, meanwhile.
         errors.append(first_error(each.flush for each in parked))
         return next(filter(None, errors), None)

@@ -158,31 +158,6 @@ def check_scheduled(deliver_at: object, deliver_after: object) -> None:
         )
 
 
-def receipt_for(
-    own_id: str,
-    due_ms: int,
-    target: str,
-    level_topic: str,
-    key: str | None,
-    parked_in: str | None,
-    stored: Any,
-) -> Receipt:
-    """Return the receipt of a message that was stored.
-
-    Args:
-        parked_in: full name of the partition where the message waits; None if it went straight to
-            its business topic.
-    """
-    topic = parked_in
-    if topic is None:
-        number = stored.partition()
-        topic = target if number < 0 else f"{target}-partition-{number}"
-    place = ""  # a topic with deduplication may confirm without a position
-    if stored.ledger_id() >= 0:
-        place = place_of(topic, stored.ledger_id(), stored.entry_id())
-    return Receipt(own_id, due_ms, target, level_topic, key or "", place, parked_in is None)
-
-
 def check_read_back(receipt: Receipt, *given: object) -> None:
     """Raise InvalidInputError if contents of a new message are given, but not its payload."""
     if any(value is not None for value in given):
@@ -264,26 +239,13 @@ def seconds_of(timeout: timedelta | float | None) -> float:
 
 def accepted(receipt: Receipt, reason: str = "") -> Outcome:
     """Return the outcome of a cancellation that is stored and not decided yet."""
-    return Outcome(
-        OutcomeStatus.ACCEPTED,
-        receipt.id,
-        receipt.target,
-        receipt.due_ms,
-        reason=reason,
-        key=receipt.key,
-    )
+    status, due_ms = OutcomeStatus.ACCEPTED, receipt.due_ms
+    return Outcome(status, receipt.id, receipt.target, due_ms, reason=reason, key=receipt.key)
 
 
 def too_late(receipt: Receipt) -> Outcome:
     """Return the outcome for a message that was never parked."""
-    return Outcome(
-        OutcomeStatus.TOO_LATE,
-        receipt.id,
-        receipt.target,
-        receipt.due_ms,
-        reason=_SENT_DIRECTLY,
-        key=receipt.key,
-    )
+    return replace(accepted(receipt, _SENT_DIRECTLY), status=OutcomeStatus.TOO_LATE)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from delaylevel.model.outcome import Receipt, cancellation
 from delaylevel.model.router import Decision, Hop, Router
 from delaylevel.model.topic_name import TopicName
 
-from .checks import DEFAULT_MAX_MESSAGE_SIZE, Message, SizeLimit
+from .checks import DEFAULT_MAX_MESSAGE_SIZE, FRAMING, Message, SizeLimit
 
 # Values of Route.level for messages that go into no level.
 BUSINESS = -1
@@ -42,7 +42,8 @@ _PREFIX, _PREFIX_LENGTH = env.PREFIX, len(env.PREFIX)
 _DUE, _TARGET = env.DUE, env.TARGET
 # As fast as `len`, and it raises a TypeError for values other than strings.
 _length = str.__len__
-_FEW = SizeLimit.few
+# The longest letter has 4 bytes, and a property two texts.
+_LETTER, _PAIR = 4, 2 * FRAMING
 
 
 def check_not_expired(expires_ms: int, now_ms: int) -> None:
@@ -102,8 +103,7 @@ class Routing:
         self._compression = compression
         self._max_message_size = max_message_size
         self.size_limit = SizeLimit(description, max_message_size)
-        self._short_body = self.size_limit.short_body
-        self._short_text = self.size_limit.short_text
+        self._largest = self.size_limit.bytes
         self._router = Router(description.levels)
         self._schema_text = None if schema is None else str(schema)
         self._by_service = description.mover is Mover.SERVICE
@@ -139,7 +139,19 @@ class Routing:
         if decision.hop is Hop.DUE or (decision.hop is Hop.WINDOW and not self._window):
             deliver_at_ms = due_ms if decision.hop is Hop.WINDOW else None
             return Route(BUSINESS, -1, envelope.delivered_properties(application), deliver_at_ms)
-        _check_parkable(message)
+        for name, value in message.not_parkable.items():
+            if value and name == "sequence_id":
+                raise UnsupportedOptionError(
+                    f"sequence_id={value!r} cannot be kept for a parked message: each partition "
+                    "of the level topic has its own sequence, and the broker would silently drop a "
+                    "lower ID. Give message_id= instead, which consumers can use to deduplicate; "
+                    "the message was not sent"
+                )
+            if value:
+                raise UnsupportedOptionError(
+                    f"{name}={value!r} cannot be kept for a parked message: level topics are not "
+                    "replicated; set replication on the business topic; the message was not sent"
+                )
         parked = envelope.parked_properties(application)
         window = partial(self._window_partition, message.partition_key, message_id)
         return self._parked(decision, parked, now_ms, window)
@@ -236,7 +248,8 @@ class Routing:
             decide, or if the message may be too large to be parked.
         """
         # Nearly every message takes this path, so it avoids calls and intermediate objects.
-        if not self._by_service or size > self._short_body:
+        room = self._largest - size
+        if not self._by_service or room < 0:
             return None
         now_ms = self._clock.now_ms()
         if deliver_at is None and type(deliver_after) is timedelta:
@@ -252,18 +265,22 @@ class Routing:
         if not 0 < remaining <= self._longest_ms or due_ms > LATEST_DUE_MS:
             return None
         if properties is not None:
-            if type(properties) is not dict or len(properties) > _FEW:
+            if type(properties) is not dict:
                 return None
-            short = self._short_text
+            letters = 0
             for name, value in properties.items():
-                if name[:_PREFIX_LENGTH] == _PREFIX or len(name) + len(value) > short:
+                if name[:_PREFIX_LENGTH] == _PREFIX:
                     return None
+                letters += len(name) + len(value)
+            room -= _LETTER * letters + _PAIR * len(properties)
             own = {**properties, _DUE: str(due_ms), _TARGET: self._target}
         else:
             own = {_DUE: str(due_ms), _TARGET: self._target}
-        if partition_key is not None and _length(partition_key) > self._short_text:
-            return None
-        if ordering_key is not None and _length(ordering_key) > self._short_text:
+        if partition_key is not None:
+            room -= _LETTER * _length(partition_key) + FRAMING
+        if ordering_key is not None:
+            room -= _LETTER * _length(ordering_key) + FRAMING
+        if room < 0:
             return None
         if message_id is not None:
             own[env.ID] = env.check_id(message_id)
@@ -312,20 +329,3 @@ def _undelayed(
     if message_id is not None:
         own[env.ID], own[env.TARGET] = env.check_id(message_id), target
     return own
-
-
-def _check_parkable(message: Message) -> None:
-    for name, value in message.not_parkable.items():
-        if not value:
-            continue
-        if name == "sequence_id":
-            raise UnsupportedOptionError(
-                f"sequence_id={value!r} cannot be kept for a parked message: each partition of "
-                "the level topic has its own sequence, and the broker would silently drop a lower "
-                "ID. Give message_id= instead, which consumers can use to deduplicate; the message "
-                "was not sent"
-            )
-        raise UnsupportedOptionError(
-            f"{name}={value!r} cannot be kept for a parked message: level topics are not "
-            "replicated; set replication on the business topic; the message was not sent"
-        )

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace as replaced
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pulsar
 from pulsar.schema import BytesSchema
@@ -27,7 +27,7 @@ from delaylevel.model.due_time import due_time_ms, expiry_ms
 from delaylevel.model.envelope import DUE, Envelope, application_properties, check_id
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.outcome import PAYLOAD, Outcome, Receipt, Rescheduled
+from delaylevel.model.outcome import PAYLOAD, Outcome, Receipt, Rescheduled, place_of
 from delaylevel.model.position import Position
 from delaylevel.topics.outcomes import CancelledName, Outcomes
 
@@ -41,7 +41,7 @@ from .client_calls import (
     in_client,
 )
 from .level_topic_cache import LevelTopicCache
-from .partition import Opening, PartitionProducer
+from .partition import PartitionProducer
 from .receipts import (
     accepted,
     check_cancellable,
@@ -50,7 +50,6 @@ from .receipts import (
     explained,
     new_id,
     read_back,
-    receipt_for,
     replacement_id,
     seconds_of,
     too_late,
@@ -91,19 +90,6 @@ def blocking(
     return waiting  # type: ignore[return-value]  # the name of its first argument
 
 
-class Expected(NamedTuple):
-    """The outcomes that a call waits for.
-
-    Attributes:
-        start: position at which they come; None not to wait.
-        reason: why none can come; empty if nobody waits.
-    """
-
-    start: Position | None = None
-    timeout_s: float = 0.0
-    reason: str = ""
-
-
 class BaseProducer:
     """State and properties of a producer with a level topic, synchronous or asyncio.
 
@@ -121,7 +107,7 @@ class BaseProducer:
     def __init__(
         self, create_producer: Callable[..., Any], business: Any, setup: ProducerSetup
     ) -> None:
-        self._create_producer = create_producer
+        self._opener = PartitionOpener(create_producer)
         self._business = business
         self._schema = setup.schema if setup.schema is not None else schema_of(business)
         routing = Routing(
@@ -132,7 +118,8 @@ class BaseProducer:
             compression_name(setup.level_settings.get("compression_type")),
             max_message_size=setup.max_message_size,
         )
-        self._cache = LevelTopicCache(routing, setup.describe, waits=self._waits)
+        self._cache = LevelTopicCache(routing, setup.describe)
+        self._check = None if setup.describe is None else client_errors()(self._cache.check_exists)
         self._target = setup.target
         self._clock = setup.clock
         self._admin = setup.admin
@@ -162,8 +149,12 @@ class BaseProducer:
         The keys are the levels' units (``DAY``), ``window``, and ``straight`` for the business
         topic. The count may be slightly too low if several threads send at the same time.
         """
-        counts = {level.name: self._sent[level.index] for level in self.description.levels}
-        return {**counts, "window": self._sent[WINDOW], "straight": self._sent[BUSINESS]}
+        sent = list(self._sent)
+        with self._lock:
+            for (level, _), partition in self._parked.items():
+                sent[level] += partition.given
+        counts = {level.name: sent[level.index] for level in self.description.levels}
+        return {**counts, "window": sent[WINDOW], "straight": sent[BUSINESS]}
 
     @property
     def closed(self) -> bool:
@@ -202,11 +193,6 @@ class BaseProducer:
             "deliver_at": route.deliver_at_ms,
         }
 
-    def _due_of(self, route: Route) -> int:
-        """Return the due time of a routed message, ms since the epoch; now without a delay."""
-        due = (route.properties or {}).get(DUE)
-        return self._clock.now_ms() if due is None else int(due)
-
     def _settings_for(self, route: Route) -> dict[str, Any]:
         """Return the arguments for the producer of a level or window partition."""
         window = route.level == WINDOW
@@ -218,16 +204,16 @@ class BaseProducer:
         business, *parked = self._producers()
         return [partial(close_async, business), *(each.close_async for each in parked)]
 
-    def _routed(self, message: Message) -> tuple[Route, Any, dict[str, Any]]:
+    def _prepared(self, routing: Routing, message: Message) -> tuple[Route, Any, dict[str, Any]]:
         """Return the route of a message, its body for this route, and its other arguments."""
-        route = self._cache.route(message)
+        route = routing.route(message)
         keys = message.partition_key, message.ordering_key
         arguments = self._arguments(route, *keys, message.event_timestamp)
         if not route.parked:
             self._sent[BUSINESS] += 1
             return route, message.content, arguments | message.not_parkable
         body = check_encoded(self._schema, message.content)
-        self._cache.routing.size_limit.check(body, route.properties, *keys)
+        routing.size_limit.check(body, route.properties, *keys)
         return route, body, arguments
 
     def _producers(self) -> list[Any]:
@@ -244,27 +230,21 @@ class BaseProducer:
         return found
 
     def _new_partition(self, key: tuple[int, int], route: Route) -> PartitionProducer:
-        settings = self._settings_for(route)
-
         def opened(made: Any) -> None:
             with self._lock:
                 core = producer_core(made)
                 if not self._sealed and core is not None:
                     self._sends[key] = core.send_async
 
-        def given(count: int) -> None:
-            self._sent[route.level] += count
-
-        opener = PartitionOpener(self._create_producer)
-        opening = Opening(
-            topic=lambda: self._cache.routing.topic_of(route),
-            check=client_errors()(self._cache.check_exists) if self._cache.can_check else None,
-            open=lambda topic, done: opener.open(topic, settings, done),
-            start=opener.start,
-            opened=opened,
-            given=given,
+        return PartitionProducer(
+            self._cache.routing.topic_of(route),
+            self._settings_for(route),
+            self._opener,
+            self._check,
+            opened,
+            closed=self._sealed,
+            waits=self._waits,
         )
-        return PartitionProducer(opening, settings, closed=self._sealed, waits=self._waits)
 
     # -- the steps, which wait for the broker in the thread of the call or in another one
 
@@ -276,18 +256,19 @@ class BaseProducer:
         """Make a call that waits for the broker."""
         return call()
 
-    async def _found(self, rule: Callable[[], T]) -> T:
+    async def _routed(self, rule: Callable[[Routing], T]) -> T:
         """Call a function that routes, with a description that is new enough."""
-        return rule()
+        return self._cache.routed(rule)
 
     async def _send(self, message: Message) -> tuple[Route, int, Any]:
         """Send a message, and return its route, due time (ms since the epoch) and message ID."""
         self._check_open()
         check_arguments(self._schema, message)
-        route, body, arguments = await self._found(partial(self._routed, message))
+        route, body, arguments = await self._routed(lambda each: self._prepared(each, message))
         # From here to the client, an event loop takes no other step: messages keep the order of
         # their sends, and close() finds each.
-        due_ms = self._due_of(route)
+        due = (route.properties or {}).get(DUE)
+        due_ms = self._clock.now_ms() if due is None else int(due)
         send = partial(self._park, route) if route.parked else self._send_straight
         return route, due_ms, await send(body, arguments)
 
@@ -316,11 +297,9 @@ class BaseProducer:
 
         message, envelope = await self._waiting(find)
         application = application_properties(message.properties)
-        route = await self._found(
-            lambda: self._cache.routed(
-                lambda routing: routing.route_again(
-                    due_ms, envelope, application, message_id, message.key, expires_ms
-                )
+        route = await self._routed(
+            lambda routing: routing.route_again(
+                due_ms, envelope, application, message_id, message.key, expires_ms
             )
         )
         body, keys = message.value, (message.key or None, message.ordering_key or None)
@@ -333,10 +312,14 @@ class BaseProducer:
         self, message_id: str, due_ms: int, key: str | None, route: Route, stored: Any
     ) -> Receipt:
         """Return the receipt of a message that the client has stored, with its ID."""
-        topic = self._cache.routing.topic_of(route) if route.parked else None
-        return receipt_for(
-            message_id, due_ms, self._target, self.description.topic, key, topic, stored
-        )
+        topic = self._cache.routing.topic_of(route) if route.parked else self._target
+        if not route.parked and stored.partition() >= 0:
+            topic += f"-partition-{stored.partition()}"
+        place = ""  # a topic with deduplication may confirm without a position
+        if stored.ledger_id() >= 0:
+            place = place_of(topic, stored.ledger_id(), stored.entry_id())
+        level_topic, direct = self.description.topic, not route.parked
+        return Receipt(message_id, due_ms, self._target, level_topic, key or "", place, direct)
 
     def _wanted(
         self,
@@ -355,40 +338,38 @@ class BaseProducer:
 
     async def _cancellation(self, wanted: Receipt) -> Route:
         """Return the route of a cancellation."""
-        return await self._found(
-            lambda: self._cache.routed(lambda routing: routing.route_cancellation(wanted))
-        )
+        return await self._routed(lambda routing: routing.route_cancellation(wanted))
 
     def _outcomes(self) -> Outcomes:
         assert self._admin is not None
         return Outcomes(self._reading, self._admin, self.description, in_client)
 
-    async def _expected(self, timeout_s: float) -> Expected:
-        """Find the end of the outcomes, before a cancellation is sent."""
-        if not timeout_s:
-            return Expected()
+    async def _end_of_outcomes(self, timeout_s: float) -> Position | str:
+        """Find the end of the outcomes, before a cancellation is sent.
+
+        Returns:
+            The end; or the reason why no outcome can come, empty if nobody waits.
+        """
         try:
-            start = await self._waiting(self._outcomes().end)
+            return await self._waiting(self._outcomes().end) if timeout_s else ""
         except LevelTopicError as error:
-            return Expected(reason=str(error))
-        return Expected(start, timeout_s)
+            return str(error)
 
     async def _cancel(
-        self, wanted: Receipt, route: Route, expected: Expected, new: Receipt | None = None
+        self,
+        wanted: Receipt,
+        route: Route,
+        start: Position | str,
+        timeout_s: float,
+        new: Receipt | None = None,
     ) -> Outcome:
         """Send a cancellation, perhaps for a ``new`` message instead; wait for its outcome."""
         with explained(wanted, new):
             await self._park(route, PAYLOAD, self._arguments(route, wanted.key or None))
-        if expected.start is None:
-            return accepted(wanted, expected.reason)
+        if isinstance(start, str):
+            return accepted(wanted, start)
         name = CancelledName(wanted.id, wanted.target, wanted.key, wanted.due_ms)
-        wait = partial(
-            self._outcomes().wait,
-            expected.start,
-            {name},
-            expected.timeout_s,
-            lambda: self._closed,
-        )
+        wait = partial(self._outcomes().wait, start, {name}, timeout_s, lambda: self._closed)
         try:
             found = await self._waiting(wait)
         except pulsar.Interrupted:
@@ -539,10 +520,10 @@ class Scheduling(BaseProducer):
             find = partial(waiting_under, self._reading, self._admin, level_topic, target)
             found, outcomes = await self._waiting(partial(find, message_id))
             routes = [await self._cancellation(old) for old in found]
-            expected = await self._expected(timeout_s)
+            start = await self._end_of_outcomes(timeout_s)
             new = await self._store(message)
             for old, route in zip(found, routes, strict=True):
-                outcomes.append(await self._cancel(old, route, expected, new))
+                outcomes.append(await self._cancel(old, route, start, timeout_s, new))
         return replaced(new, replaced=tuple(outcomes))
 
     async def cancel(
@@ -586,8 +567,8 @@ class Scheduling(BaseProducer):
             self._check_cancellable()
             if wanted.sent_directly:
                 return too_late(wanted)
-            expected = await self._expected(timeout_s)
-            return await self._cancel(wanted, await self._cancellation(wanted), expected)
+            start = await self._end_of_outcomes(timeout_s)
+            return await self._cancel(wanted, await self._cancellation(wanted), start, timeout_s)
 
     async def reschedule(
         self,
@@ -651,7 +632,7 @@ class Scheduling(BaseProducer):
         with self._errors():
             self._check_cancellable()
             route = await self._cancellation(wanted)
-            expected = await self._expected(timeout_s)
+            start = await self._end_of_outcomes(timeout_s)
             if given:
                 new = await self._store(
                     Message(
@@ -670,7 +651,7 @@ class Scheduling(BaseProducer):
                 new = await self._store_again(wanted, due_ms, own_id, expires_ms)
             if wanted.sent_directly:
                 return Rescheduled(new, too_late(wanted))
-            outcome = await self._cancel(wanted, route, expected, new)
+            outcome = await self._cancel(wanted, route, start, timeout_s, new)
             return Rescheduled(new, outcome)
 
     async def fire_now(

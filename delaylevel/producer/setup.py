@@ -212,30 +212,6 @@ def given_options(
     return {name: bound.arguments[name] for name in list(bound.arguments)[2:]}
 
 
-def check_producer_options(options: Mapping[str, Any]) -> None:
-    """Refuse given options of ``create_producer`` that would not affect delayed messages."""
-    for name, reason in _REFUSED.items():
-        if options.get(name):
-            raise UnsupportedOptionError(
-                f"{name} cannot be combined with a delay-level topic: {reason}"
-            )
-    access_mode = options.get("access_mode")
-    if access_mode is not None and str(access_mode).rpartition(".")[2] != "Shared":
-        raise UnsupportedOptionError(
-            f"access_mode {access_mode} would lock out the mover (or dispatcher), which publishes "
-            "due messages to the same topic: use Shared"
-        )
-
-
-def check_max_message_size(max_message_size: int) -> None:
-    """Raise InvalidInputError for an unusable ``max_message_size``."""
-    if type(max_message_size) is not int or max_message_size < SMALLEST_MAX_MESSAGE_SIZE:
-        raise InvalidInputError(
-            f"max_message_size={max_message_size!r} is not a limit for messages: give the broker's "
-            f"maxMessageSize, a number of bytes from {SMALLEST_MAX_MESSAGE_SIZE} up"
-        )
-
-
 def level_producer_settings(
     options: Mapping[str, Any], description: LevelTopicDescription
 ) -> tuple[dict[str, Any], str | None]:
@@ -243,7 +219,9 @@ def level_producer_settings(
     settings: dict[str, Any] = {name: options[name] for name in _KEPT if name in options}
     settings |= OWN_SEQUENCE_SETTINGS
     # The broker delays the messages of a Function's levels one by one, so they are not batched.
-    settings["batching_enabled"] = description.mover is Mover.SERVICE and _batches(options)
+    settings["batching_enabled"] = description.mover is Mover.SERVICE and bool(
+        options.get("batching_enabled", True)
+    )
     settings["batching_max_messages"] = min(
         int(options.get("batching_max_messages", 1000)), LARGEST_BATCH
     )
@@ -274,12 +252,8 @@ def window_producer_settings(
 ) -> dict[str, Any]:
     """Return the arguments for producers of the window topic, derived from those of the levels."""
     # The broker delays nothing in the window topic, so batches are possible with a Function, too.
-    return {**level_settings, "batching_enabled": _batches(options or {})}
-
-
-def _batches(options: Mapping[str, Any]) -> bool:
-    """Return True unless the application turned batches off; the default is to batch."""
-    return bool(options.get("batching_enabled", True))
+    batches = bool((options or {}).get("batching_enabled", True))
+    return {**level_settings, "batching_enabled": batches}
 
 
 StrategyArgument = Levels | PartitionStrategy | Sequence[PartitionStrategy] | None
@@ -357,16 +331,6 @@ class LevelTopicChoice(NamedTuple):
     create_level_topic: bool = True
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
 
-    def check(self) -> None:
-        """Raise an error for values that no level topic can have."""
-        topic, namespace = self.delay_level_topic, self.delay_level_namespace
-        check_max_message_size(self.max_message_size)
-        if topic is not None and namespace is not None:
-            raise InvalidInputError(
-                f"delay_level_topic is {topic!r} and delay_level_namespace is {namespace!r}: give "
-                "one of them; the name of a topic contains its namespace"
-            )
-
 
 def prepare(
     topic: str,
@@ -383,9 +347,29 @@ def prepare(
     Args:
         options: arguments of ``pulsar.Client.create_producer`` that were given, by name.
     """
-    check_producer_options(options)
-    choice.check()
+    for name, reason in _REFUSED.items():
+        if options.get(name):
+            raise UnsupportedOptionError(
+                f"{name} cannot be combined with a delay-level topic: {reason}"
+            )
+    access_mode = options.get("access_mode")
+    if access_mode is not None and str(access_mode).rpartition(".")[2] != "Shared":
+        raise UnsupportedOptionError(
+            f"access_mode {access_mode} would lock out the mover (or dispatcher), which publishes "
+            "due messages to the same topic: use Shared"
+        )
+    size = choice.max_message_size
+    if type(size) is not int or size < SMALLEST_MAX_MESSAGE_SIZE:
+        raise InvalidInputError(
+            f"max_message_size={size!r} is not a limit for messages: give the broker's "
+            f"maxMessageSize, a number of bytes from {SMALLEST_MAX_MESSAGE_SIZE} up"
+        )
     level_topic, level_namespace = choice.delay_level_topic, choice.delay_level_namespace
+    if level_topic is not None and level_namespace is not None:
+        raise InvalidInputError(
+            f"delay_level_topic is {level_topic!r} and delay_level_namespace is "
+            f"{level_namespace!r}: give one of them; the name of a topic contains its namespace"
+        )
     try:
         target = TopicName.parse(topic).full
     except InvalidInputError as error:
@@ -418,7 +402,6 @@ def prepare(
     watch = None
     if isinstance(admin, Admin):
         watch = partial(warn_if_undelivered, admin, target)
-    window_settings = window_producer_settings(settings, options)
     return ProducerSetup(
         description,
         target,
@@ -427,7 +410,7 @@ def prepare(
         describe,
         warning,
         choice.max_message_size,
-        window_settings,
+        window_producer_settings(settings, options),
         create_missing,
         watch,
         None if admin is None else partial(admin.schemas, TopicName.parse(target)),

@@ -41,7 +41,8 @@ class Looks:
 
     def route(self, now_s: float, days: int) -> int:
         self.now_s = now_s
-        return self.cache.route(Message(deliver_after=days * DAY)).partition
+        message = Message(deliver_after=days * DAY)
+        return self.cache.routed(lambda routing: routing.route(message)).partition
 
 
 def test_refusals_query_the_broker_at_most_once_a_second() -> None:

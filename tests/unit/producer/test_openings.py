@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import pulsar
@@ -291,28 +291,3 @@ def test_a_full_queue_waits_for_room(openings: Openings) -> None:
     assert flushed(door, *sends) == [Result.Ok] * 2
     assert level.stored == [b"1", b"2"]
     door.end()
-
-
-def test_messages_of_many_threads_share_flushes(openings: Openings, door: ThreadDoor) -> None:
-    door.send(b"opens")
-    level = openings.end()
-    flushed(door)
-    begun, go_on, flush = threading.Event(), threading.Event(), level.flush
-    flushes: list[int] = []
-
-    def slow() -> None:
-        flushes.append(len(level.taken))
-        begun.set()
-        go_on.wait(60)
-        flush()
-
-    level.flush = slow  # type: ignore[method-assign]
-    with ThreadPoolExecutor(21) as threads:
-        sends = [threads.submit(door.producer.send, b"x", deliver_after=TWO_DAYS)]
-        assert begun.wait(60)
-        for _ in range(20):
-            sends.append(threads.submit(door.producer.send, b"x", deliver_after=TWO_DAYS))
-        eventually(lambda: len(level.taken) == 22, "the messages of all threads")
-        go_on.set()
-        assert all(isinstance(sent.result(60), pulsar.MessageId) for sent in sends)
-    assert len(flushes) <= 3, "a message that is alone is flushed at once, the others together"

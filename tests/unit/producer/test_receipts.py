@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pulsar
@@ -14,7 +15,7 @@ from delaylevel.errors import CancellationFailedError, InvalidInputError
 from delaylevel.model.outcome import place_of
 from delaylevel.model.position import Position
 from delaylevel.producer.client_calls import client_errors
-from delaylevel.producer.receipts import explained, receipt_for
+from delaylevel.producer.receipts import explained
 from delaylevel.testing import MemoryPulsar
 from support.fakes import FakeMessageId
 
@@ -143,9 +144,14 @@ def test_a_message_is_read_back_by_its_key_too(memory_pulsar: MemoryPulsar, prod
     assert [message.data for message in memory_pulsar.delivered(ORDERS)] == [b"for b", b"for a"]
 
 
-def test_a_topic_with_deduplication_may_tell_no_position() -> None:
+def test_a_topic_with_deduplication_may_tell_no_position(
+    producer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nowhere = FakeMessageId(Position(-1, -1, -1))
-    for topic in (f"{ORDERS}-delay-level-partition-3", None):
-        found = receipt_for("id", 1, ORDERS, RECEIPT.level_topic, None, topic, nowhere)
-        assert (found.stored_at, found.sent_directly) == ("", topic is None)
+    silent = SimpleNamespace(send=lambda *_: nowhere)
+    monkeypatch.setattr(producer, "_partition", lambda route: silent)
+    monkeypatch.setattr(producer._business, "send", lambda *_, **__: nowhere)
+    for after in (FAR, timedelta(0)):
+        found = producer.schedule(b"x", deliver_after=after)
+        assert (found.stored_at, found.sent_directly) == ("", not after)
         assert Receipt.parse(str(found)) == found
