@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,10 +144,6 @@ class ApplicationConfig:
     def open_client(self) -> DelayLevelClient:
         """Return a new client; it logs warnings to stderr. The caller closes it."""
         return DelayLevelClient.from_connection(self.connection, logger=logs.to_stderr())
-
-    def unused_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names that have settings, but no listener."""
-        return sorted(f"[{_LISTENERS}.{name}]" for name in self.by_name if name not in names)
 
 
 def _table(contents: Mapping[str, Any], name: str, path: os.PathLike[str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from delaylevel.model.formatting import exact_duration
 
 from .listener import Listener, Tally
 from .message import ReceivedMessage
-from .retry import Bury, Park, decide, trace_of
+from .retry import Bury, Park, decide, one_line, trace_of
 from .retry_publisher import CannotParkError, RetryPublisher
 
 if TYPE_CHECKING:
@@ -168,17 +168,12 @@ class Unfinished:
         while not (self._stopping and not self.count):
             try:
                 self.work(3600.0)
-                if self._stopping:
-                    self._give_up_waiting()
+                while self._stopping and self._waiting:
+                    heapq.heappop(self._waiting)  # the broker refused it
+                    self._finished()
             except Exception:
                 # One message must not end the thread of all others.
                 log.exception("%s: a failed message stays unacknowledged", self._listener)
-
-    def _give_up_waiting(self) -> None:
-        """Forget messages that the broker refused, once the listener stops."""
-        while self._waiting:
-            heapq.heappop(self._waiting)
-            self._finished()
 
     def _park(self, failed: Sequence[_Failed]) -> None:
         copies: list[tuple[ReceivedMessage, Park]] = []
@@ -216,22 +211,19 @@ class Unfinished:
             self._warning.over()
             return True
         if isinstance(error, UnsupportedOptionError):
-            self._give_back(failed, error)
+            # It cannot be stored anywhere else.
+            log.error("%s: the broker delivers a failed message again: %s", self._listener, error)
+            try:
+                failed.consumer.negative_acknowledge(failed.message.raw)
+            except Exception as lost:  # then it is delivered again, too
+                log.debug("%s: %s: %s", self._listener, failed.message.id, error_name(lost))
+            self._finished()
             return False
         self._warning.failed(f"{error_name(error)}: {error}")
         pause_s = min(_SHORTEST_PAUSE_S * 2**failed.pauses, _LONGEST_PAUSE_S)
         failed.pauses = min(failed.pauses + 1, 10)
         heapq.heappush(self._waiting, (time.monotonic() + pause_s, next(self._order), failed))
         return False
-
-    def _give_back(self, failed: _Failed, error: Exception) -> None:
-        """Let the broker deliver a message again that cannot be stored anywhere else."""
-        log.error("%s: the broker delivers a failed message again: %s", self._listener, error)
-        try:
-            failed.consumer.negative_acknowledge(failed.message.raw)
-        except Exception as lost:  # then it is delivered again, too
-            log.debug("%s: %s: %s", self._listener, failed.message.id, error_name(lost))
-        self._finished()
 
     def _acknowledge(self, message: ReceivedMessage, consumer: Any) -> None:
         try:
@@ -251,7 +243,7 @@ def _last(park: Park, error: Exception) -> Bury:
     """Return the decision for a message that cannot be handled again as decided."""
     failure = park.failure
     trace = "" if failure.error is None else trace_of(failure.error)
-    reason = f"cannot be retried: {error}; {failure.reason}"
+    reason = one_line(f"cannot be retried: {error}; {failure.reason}")
     return Bury(failure._replace(reason=reason, trace=trace))
 
 

@@ -236,8 +236,10 @@ class Listeners:
 
     def unused_settings(self) -> list[str]:
         """Return the configured names for which there is no listener."""
-        names = [listener.name for listener in self._listeners]
-        return [] if self._config is None else self._config.unused_names(names)
+        if self._config is None:
+            return []
+        unused = self._config.by_name.keys() - {listener.name for listener in self._listeners}
+        return sorted(f"[listeners.{name}]" for name in unused)
 
     def create_producer(self, topic: str, **options: Any) -> Any:
         """Create a producer with the configured defaults.
@@ -403,7 +405,13 @@ class Listeners:
         Raises:
             InvalidInputError, BrokerError, pulsar.PulsarException: as for :meth:`run`.
         """
-        self._check_client()
+        subscribe = getattr(self.client, "subscribe", None)
+        if subscribe is None or inspect.iscoroutinefunction(subscribe):
+            raise InvalidInputError(
+                f"listeners need a delaylevel.DelayLevelClient, not {type(self.client).__name__}; "
+                "it serves coroutines, too. A client of delaylevel.asyncio has one: "
+                "client.synchronous()"
+            )
         if not self._listeners:
             raise InvalidInputError("there is no listener: register a function with @app.on(...)")
         hosted = host_of(self.client) is not None
@@ -475,15 +483,6 @@ class Listeners:
         if self._stopping.is_set():
             self._hurry.set()
         self._stopping.set()
-
-    def _check_client(self) -> None:
-        subscribe = getattr(self.client, "subscribe", None)
-        if subscribe is None or inspect.iscoroutinefunction(subscribe):
-            raise InvalidInputError(
-                f"listeners need a delaylevel.DelayLevelClient, not {type(self.client).__name__}; "
-                "it serves coroutines, too. A client of delaylevel.asyncio has one: "
-                "client.synchronous()"
-            )
 
 
 async def _ended(task: asyncio.Future[Any]) -> None:

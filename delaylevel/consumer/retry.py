@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from delaylevel.errors import InvalidInputError
@@ -126,8 +125,8 @@ class Reject(Exception):  # noqa: N818
         self.reason = reason
 
 
-# A reason is one line of a log, and a property of a stored message.
-_LONGEST_REASON = 1_000
+# A reason is one line of a log. It and a traceback become properties of a stored message.
+_LONGEST_REASON, LONGEST_TRACE = 1_000, 8_000
 _HERE = str(Path(__file__).parent)
 
 
@@ -160,29 +159,36 @@ class Bury(NamedTuple):
 def reason_of(error: BaseException) -> str:
     """Return an exception in one line of at most 1,000 characters."""
     try:
-        text = " ".join(str(error).split())
+        text = str(error)
     except Exception:  # an application's own class of exceptions
         text = "(its text cannot be read)"
     if not isinstance(error, (Retry, Reject)):
         kind = type(error).__name__
         text = f"{kind}: {text}" if text else kind
-    return text[:_LONGEST_REASON]
+    return one_line(text)
 
 
 def trace_of(error: BaseException) -> str:
-    """Return the traceback of an exception."""
+    """Return the traceback of an exception, its last 8,000 characters."""
+    # Without the calls of this package that lead to the handler.
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
+        trace = trace.tb_next
     try:
-        return "".join(traceback.format_exception(type(error), error, _outside(error)))
+        lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
     except Exception:
         return reason_of(error)
+    return clean("".join(lines))[-LONGEST_TRACE:]
 
 
-def _outside(error: BaseException) -> TracebackType | None:
-    """Return the traceback of an exception without the calls of this package that lead to it."""
-    found = error.__traceback__
-    while found is not None and found.tb_frame.f_code.co_filename.startswith(_HERE):
-        found = found.tb_next
-    return found or error.__traceback__
+def one_line(text: str) -> str:
+    """Return a text as the reason of a failed attempt."""
+    return " ".join(clean(text).split())[:_LONGEST_REASON]
+
+
+def clean(text: str) -> str:
+    """Return a text that can be encoded as UTF-8: properties cannot be anything else."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def decide(
@@ -202,7 +208,7 @@ def decide(
         return Bury(Failure(error, reason, trace_of(error)))
     if backoff is None:
         if isinstance(error, Retry):
-            reason += " (it has no effect: the listener has retry=False)"
+            reason = one_line(f"without effect, as the listener has retry=False: {reason}")
         return Bury(Failure(error, reason, trace_of(error)))
     delay = None
     if isinstance(error, Retry) or backoff.retries(error):

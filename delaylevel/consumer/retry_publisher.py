@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pulsar
 
 from delaylevel.cluster.client_parts.cores import has_core, message_core
-from delaylevel.cluster.failures import close_quietly, error_name, is_ok
+from delaylevel.cluster.failures import close_quietly, is_ok
 from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.port import SchemaVersion, TopicAdmin
 from delaylevel.cluster.publisher import (
@@ -38,16 +38,13 @@ from delaylevel.producer.client_calls import error_of, in_client
 from delaylevel.topics import members
 
 from .message import ReceivedMessage
-from .retry import Failure, Park
+from .retry import Failure, Park, clean
 from .retry_topics import RetryTopics, dead_letter_partition, prepare
 
 log = logging.getLogger(__name__)
 
 # A producer with these failures never works again.
 _ENDED = frozenset(("AlreadyClosed", "ProducerFenced", "TopicNotFound", "TopicTerminated"))
-
-LONGEST_TRACE = 8_000
-_LONGEST_REASON = 1_000
 
 
 def copy_properties(message: ReceivedMessage, error: str) -> dict[str, str]:
@@ -108,15 +105,15 @@ def letter_properties(
         found: properties of the message, with those that replace unreadable fields.
     """
     properties = {
-        **copy_properties(message, text_of_error(failure)),
-        retries.TRACEBACK: clean(failure.trace)[-LONGEST_TRACE:],
+        **copy_properties(message, failure.reason),
+        retries.TRACEBACK: failure.trace,
         retries.ATTEMPTS: str(message.attempt),
         retries.ROUND: str(round_of(message) + 1),
         env.DUE: str(due_ms),
         env.TARGET: retry_topic,
         env.ID: letter_id(message),
         env.SOURCE: message.position_id,
-        env.REASON: reason_for(message, failure),
+        env.REASON: f"attempt {message.attempt} failed: {failure.reason}",
     }
     # Its attempts are counted from 1 again if it is replayed.
     del properties[retries.FAILED_ATTEMPTS]
@@ -135,24 +132,6 @@ def round_of(message: ReceivedMessage) -> int:
     """Return the number of times that a message has been a dead letter."""
     text = message.retry_properties.get(retries.ROUND, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-
-
-def reason_for(message: ReceivedMessage, failure: Failure) -> str:
-    """Return the reason of a dead letter, in one line."""
-    return f"attempt {message.attempt} failed: {text_of_error(failure)}"
-
-
-def text_of_error(failure: Failure) -> str:
-    """Return the error of a failed attempt in one line of at most 1,000 characters."""
-    text = failure.reason
-    if not text and failure.error is not None:
-        text = f"{error_name(failure.error)}: {failure.error}"
-    return " ".join(clean(text).split())[:_LONGEST_REASON]
-
-
-def clean(text: str) -> str:
-    """Return a text that can be encoded as UTF-8: properties cannot be anything else."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class SchemaKey(NamedTuple):
@@ -358,10 +337,13 @@ class RetryPublisher:
         for number, outcome in enumerate(outcomes):
             if isinstance(outcome, pulsar.MessageTooBig):
                 message, park = copies[number]
-                if text_of_error(park.failure):
+                if park.failure.reason:
                     smaller.append((number, (message, Park(park.delay, _UNSAID))))
                 else:
-                    outcomes[number] = CannotParkError(f"the copy would be {_too_large(outcome)}")
+                    sizes = "the broker's limit for messages is lower"
+                    if isinstance(outcome, MessageTooLargeError):
+                        sizes = f"{outcome.size:,} bytes, at most {outcome.limit:,}"
+                    outcomes[number] = CannotParkError(f"the copy would be too large ({sizes})")
         if smaller:
             numbers, bare = zip(*smaller, strict=True)
             for number, outcome in zip(numbers, self.park(bare), strict=True):
@@ -447,7 +429,7 @@ class RetryPublisher:
         producer.send_async(
             fields.value,
             answered,
-            properties=copy_properties(message, text_of_error(park.failure)),
+            properties=copy_properties(message, park.failure.reason),
             partition_key=fields.key or None,
             ordering_key=fields.ordering_key or None,
             event_timestamp=fields.event_ms or None,
@@ -459,12 +441,6 @@ class RetryPublisher:
 
 def _put(answers: SimpleQueue[tuple[int, Any]], number: int, result: Any, _: Any) -> None:
     answers.put((number, result))
-
-
-def _too_large(error: Exception) -> str:
-    if isinstance(error, MessageTooLargeError):
-        return f"too large ({error.size:,} bytes, at most {error.limit:,})"
-    return "too large (the broker's limit for messages is lower)"
 
 
 def fields_of(message: ReceivedMessage) -> ParkedMessage:

@@ -141,22 +141,14 @@ def find_level_topic(
     return registry.find(admin, serving[0]) if serving else found
 
 
-def is_held_for_all(description: LevelTopicDescription) -> bool:
-    """Return True if subscriptions of every type get the copies when they are due.
-
-    Without a tracker, the broker holds the messages back, and only for Shared and Key_Shared
-    subscriptions: the retry topic then needs a consumer of one of these types.
-    """
-    return description.final_window is FinalWindow.TRACKER
-
-
 def retry_type(consumer_type: Any, description: LevelTopicDescription) -> Any:
     """Return the type of the subscription of the retry topic.
 
     It is that of the business topic, except if the broker holds the copies until they are due: it
     would deliver them to an Exclusive or Failover subscription at once.
     """
-    if consumer_type in _NOT_HOLDING and not is_held_for_all(description):
+    by_broker = description.final_window is not FinalWindow.TRACKER
+    if by_broker and consumer_type in _NOT_HOLDING:
         return pulsar.ConsumerType.Shared
     return consumer_type
 

@@ -96,11 +96,6 @@ class ForwardReport:
 
     def add(self, other: ForwardReport) -> None:
         """Add the numbers of another report."""
-        self.parked += other.parked
-        self.window += other.window
-        self.due += other.due
-        self.held += other.held
-        self.dead += other.dead
-        self.dropped += other.dropped
-        self.expired += other.expired
+        for name in self.counts():
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.latest_ms = max(self.latest_ms, other.latest_ms)

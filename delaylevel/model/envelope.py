@@ -133,7 +133,9 @@ class Envelope(NamedTuple):
             raise EnvelopeError(properties[UNREADABLE])
         kind = properties.get(KIND)
         if kind is not None and kind not in KINDS:
-            raise _unknown_kind(kind)
+            raise EnvelopeError(
+                f"{KIND} is {kind[:40]!r}: this version does not know this kind of record"
+            )
         due = _due_ms(properties)
         get = properties.get
         target, schema, attempt, compression = _recurring(
@@ -267,10 +269,6 @@ def _recurring(
         _integer(ATTEMPT, attempt) if attempt is not None else 0,
         compression if compression in COMPRESSIONS else None,
     )
-
-
-def _unknown_kind(kind: str) -> EnvelopeError:
-    return EnvelopeError(f"{KIND} is {kind[:40]!r}: this version does not know this kind of record")
 
 
 def _due_ms(properties: Mapping[str, str]) -> int:

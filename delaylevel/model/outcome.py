@@ -238,8 +238,9 @@ class Receipt:
         try:
             return cls._from_json(_checked(stripped[len(_PREFIX) :]))
         except (ValueError, KeyError, RecursionError) as error:
+            why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise InvalidInputError(
-                f"the receipt {_short(text)} is damaged ({_why(error)}): {_AGAIN}"
+                f"the receipt {_short(text)} is damaged ({why}): {_AGAIN}"
             ) from error
 
     @classmethod
@@ -311,7 +312,3 @@ def _ms(text: str) -> int:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:40] + "…")
-
-
-def _why(error: Exception) -> str:
-    return f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)

@@ -46,7 +46,7 @@ class Router:
     because a lead must not send the message back into that level.
     """
 
-    __slots__ = ("_finest", "_maximum_ms", "_rules", "levels")
+    __slots__ = ("_finest", "_maximum_ms", "_recirculates", "_rules", "levels")
 
     # Each rule: the smallest remaining delay, the unit, the last partition, the level, and earlier
     # decisions by partition. They are reused because a mover decides for every message.
@@ -55,6 +55,7 @@ class Router:
     def __init__(self, levels: Levels) -> None:
         self.levels = levels
         self._maximum_ms = levels.maximum_ms
+        self._recirculates = levels.overflow == "recirculate"
         parks: list[dict[int, Decision]] = [{} for _ in levels]
         # By the level that a message comes from. That level and the coarser ones accept it only if
         # it is not near-due there; the finer ones from one unit on, as any level for a new message.
@@ -91,8 +92,15 @@ class Router:
         remaining = due_ms - now_ms
         if remaining <= 0:
             return DUE
-        if came_from is None and remaining > self._maximum_ms:
-            self._check_overflow(remaining)
+        if came_from is None and remaining > self._maximum_ms and not self._recirculates:
+            raise DelayTooLongError(
+                f"a delay of {exact_duration(remaining)} is beyond the longest level "
+                f"({exact_duration(self._maximum_ms)}): raise maximum_delay (`delaylevel levels "
+                "expand`), or let such messages recirculate with overflow='recirculate'; the "
+                "message was not sent",
+                delay_ms=remaining,
+                maximum_delay_ms=self._maximum_ms,
+            )
         for least, unit, last, index, parks in self._rules.get(came_from, self._finest):
             if remaining >= least:
                 partition = min(remaining // unit - 1, last)
@@ -105,15 +113,3 @@ class Router:
     def hand_off_ms(self, level: int, partition: int, publish_ms: int) -> int:
         """Return the hand-off time of a message in this partition, ms since the epoch."""
         return publish_ms + self.levels[level].hand_off_after_ms(partition)
-
-    def _check_overflow(self, remaining: int) -> None:
-        if self.levels.overflow == "recirculate":
-            return
-        maximum = self.levels.maximum_ms
-        raise DelayTooLongError(
-            f"a delay of {exact_duration(remaining)} is beyond the longest level "
-            f"({exact_duration(maximum)}): raise maximum_delay (`delaylevel levels expand`), or "
-            "let such messages recirculate with overflow='recirculate'; the message was not sent",
-            delay_ms=remaining,
-            maximum_delay_ms=maximum,
-        )

@@ -17,6 +17,8 @@ from .clock import duration_ms
 from .formatting import exact_duration
 
 Overflow = Literal["reject", "recirculate"]
+#: The unit and the maximum delay of a level.
+Bounds = tuple[timedelta, timedelta]
 
 DEFAULT_PARTITION_LIMIT = 1000
 SMALLEST_UNIT = timedelta(milliseconds=100)
@@ -137,11 +139,10 @@ class PartitionStrategy(BaseModel):
                 "it must be more than 0 and less than one unit"
             )
         if self.partitions > self.partition_limit:
-            proposal = propose_levels(maximum, unit, self.partition_limit)
-            remedy = f"; these levels fit: {proposal}" if proposal else ""
             raise ValueError(
-                f"{_text(maximum)} by {self.unit_name} needs {self.partitions:,} partitions, "
-                f"more than the limit of {self.partition_limit:,}{remedy}"
+                f"{_text(maximum)} by {self.unit_name} needs {self.partitions:,} partitions, more "
+                f"than the limit of {self.partition_limit:,}"
+                f"{advice(maximum, unit, self.partition_limit)}"
             )
         return self
 
@@ -318,25 +319,31 @@ class Levels:
             raise InvalidStrategyError(f"a stored list of levels is damaged: {error!r}") from error
 
 
-def propose_levels(maximum: timedelta, unit: timedelta, limit: int) -> str:
-    """Return, in words, levels down to ``unit`` with at most ``limit`` partitions each.
+def propose_levels(maximum: timedelta, unit: timedelta, limit: int) -> list[Bounds]:
+    """Return levels down to ``unit`` with at most ``limit`` partitions each.
 
     The proposal has the fewest levels and then the fewest partitions. It is empty if no list of
     named units fits.
     """
     units = [by.unit for by in PartitionBy if unit < by.unit < maximum] + [unit]
-    fitting = []
-    for levels in fitting_levels(maximum, units, limit):
-        if levels[-1][0] == unit:
-            total = sum(partition_count(top, length) for length, top in levels)
-            words = (f"{_unit_name(length)} for {_text(top)}" for length, top in levels)
-            fitting.append((len(levels), total, ", then ".join(words)))
-    return min(fitting)[-1] if fitting else ""
+    fitting = [each for each in fitting_levels(maximum, units, limit) if each[-1][0] == unit]
+
+    def cost(levels: list[Bounds]) -> tuple[int, int]:
+        return len(levels), sum(partition_count(top, length) for length, top in levels)
+
+    return min(fitting, key=cost, default=[])
+
+
+def advice(maximum: timedelta, unit: timedelta, limit: int) -> str:
+    """Return the end of an error about too many partitions: the levels that fit, if any do."""
+    words = (f"{_unit_name(u)} for {_text(top)}" for u, top in propose_levels(maximum, unit, limit))
+    proposal = ", then ".join(words)
+    return f"; these levels fit: {proposal}" if proposal else ""
 
 
 def fitting_levels(
     maximum: timedelta, units: Sequence[timedelta], limit: int
-) -> Iterator[list[tuple[timedelta, timedelta]]]:
+) -> Iterator[list[Bounds]]:
     """Yield the lists of levels, as (unit, maximum delay), with at most ``limit`` partitions each.
 
     Args:

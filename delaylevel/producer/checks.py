@@ -14,13 +14,10 @@ from typing import Any, NamedTuple
 import pulsar
 
 from delaylevel.cluster.client_parts.cores import MessageBuilder, check_message
-from delaylevel.cluster.schemas import bytes_schema
 from delaylevel.errors import MessageTooLargeError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import LONGEST_NAME, LevelTopicDescription
 from delaylevel.model.retries import REAL_SUBSCRIPTION
-
-_BYTES = bytes_schema()
 
 
 class Message(NamedTuple):
@@ -77,21 +74,6 @@ def build(
         if event_timestamp:
             builder.event_timestamp(event_timestamp)
     return builder.build()
-
-
-def check_encodable(
-    body: bytes | None,
-    *,
-    properties: dict[str, str] | None,
-    partition_key: str | None,
-    ordering_key: str | None,
-    event_timestamp: int | None,
-    deliver_at: int | None,
-) -> None:
-    """Raise the client's error for a text that is not Unicode, which it would refuse later."""
-    keys = (partition_key, ordering_key)
-    none = (None, None, False)
-    check_message(_BYTES, body, properties, keys, none, event_timestamp, deliver_at)
 
 
 #: ``maxMessageSize`` of a broker with default settings, in bytes. The client learns the broker's

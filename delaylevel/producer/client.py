@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-_REMEDY = "; give wrap() the producer first, then the client that created it"
-
-
 class WrapWarning(UserWarning):
     """Options of a wrapped producer that :func:`wrap` cannot read, and assumes to be off."""
 
@@ -76,18 +73,17 @@ def check_pair(producer: Any, client: Any, *, for_asyncio: bool = False) -> None
         raise InvalidInputError(
             f"the producer of {producer.topic()} has a delay-level topic already: use it as it is"
         )
-    if hasattr(producer, "create_producer"):
-        raise InvalidInputError(f"the first argument is a client, not a producer{_REMEDY}")
-    if not hasattr(client, "create_producer"):
-        raise InvalidInputError(
-            f"the second argument is not a client but of type {type(client).__name__}{_REMEDY}"
-        )
-    if not callable(getattr(producer, "topic", None)):
-        raise InvalidInputError(
-            f"the first argument is not a producer but of type {type(producer).__name__}{_REMEDY}"
-        )
-    for value, call in ((producer, "send"), (client, "create_producer")):
-        if inspect.iscoroutinefunction(getattr(value, call, None)) is not for_asyncio:
+    for value, call, place, kind in (
+        (producer, "send", "first", "producer"),
+        (client, "create_producer", "second", "client"),
+    ):
+        method = getattr(value, call, None)
+        if method is None:
+            raise InvalidInputError(
+                f"the {place} argument is not a {kind} but of type {type(value).__name__}; give "
+                "wrap() the producer first, then the client that created it"
+            )
+        if inspect.iscoroutinefunction(method) is not for_asyncio:
             name = f"{type(value).__module__}.{type(value).__name__}"
             other = "is not for asyncio: use delaylevel.wrap()"
             if not for_asyncio:

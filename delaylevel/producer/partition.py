@@ -30,9 +30,14 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.client_parts.cores import closing_core, in_kept_state, not_stored
+from delaylevel.cluster.client_parts.cores import (
+    check_message,
+    closing_core,
+    in_kept_state,
+    not_stored,
+)
+from delaylevel.cluster.schemas import bytes_schema
 
-from .checks import check_encodable
 from .client_calls import (
     Awaited,
     Confirmation,
@@ -52,6 +57,7 @@ from .client_calls import (
 
 log = logging.getLogger(__name__)
 
+_BYTES = bytes_schema()
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 # An admin interface that takes longer is treated as one that fails.
 _CHECK_S = 5.0
@@ -172,7 +178,16 @@ class PartitionProducer:
     ) -> bool:
         """Send a message; its result goes to the callback. Return False if it waits or failed."""
         if self._state is not _Phase.OPEN:
-            check_encodable(body, **arguments)
+            # The client would refuse a text that is not Unicode only later.
+            check_message(
+                _BYTES,
+                body,
+                arguments["properties"],
+                (arguments["partition_key"], arguments["ordering_key"]),
+                (None, None, False),
+                arguments["event_timestamp"],
+                arguments["deliver_at"],
+            )
             if self._accept_unopened(WaitingMessage(body, callback, arguments)):
                 return False
         self._producer.send_async(body, callback, **arguments)

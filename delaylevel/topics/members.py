@@ -37,7 +37,7 @@ from delaylevel.model.level_topic import (
     LevelTopicDescription,
     Member,
 )
-from delaylevel.model.strategy import propose_levels
+from delaylevel.model.strategy import advice
 from delaylevel.model.topic_name import TopicName
 
 
@@ -53,11 +53,10 @@ def check_partition_limit(description: LevelTopicDescription, limit: int | None)
     for member in description.members():
         if member.partitions > limit:
             maximum = timedelta(milliseconds=levels.maximum_ms)
-            proposal = propose_levels(maximum, finest, limit)
-            advice = f"; these levels fit: {proposal}" if proposal else ""
             raise InvalidStrategyError(
                 f"{member.topic} would need {member.partitions:,} partitions, more than the "
-                f"broker's limit of {limit:,} (maxNumPartitionsPerPartitionedTopic){advice}"
+                f"broker's limit of {limit:,} (maxNumPartitionsPerPartitionedTopic)"
+                f"{advice(maximum, finest, limit)}"
             )
 
 

@@ -8,7 +8,7 @@ import pulsar
 import pytest
 
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.retry import Failure
+from delaylevel.consumer.retry import Failure, decide
 from delaylevel.consumer.retry_publisher import (
     copy_id,
     copy_properties,
@@ -112,16 +112,17 @@ def test_the_attempts_of_a_replayed_dead_letter_are_counted_from_the_first() -> 
 
 
 def test_texts_that_are_not_unicode_make_no_property_unreadable() -> None:
-    failure = Failure(None, "a \ud800 b\nc", "x" * 9000)
+    decision = decide(None, 1, ValueError("a \ud800 b\nc" + "x" * 9000))
     properties = letter_properties(
         received(),
         {},
-        failure,
+        decision.failure,
         retry_topic="orders-billing-RETRY",
         due_ms=1,
         schema=None,
         compression="LZ4",
     )
-    assert properties["delaylevel-retry-error"] == "a \\ud800 b c"
+    assert properties["delaylevel-retry-error"].startswith("ValueError: a \\ud800 b cxx")
+    assert len(properties["delaylevel-retry-error"]) == 1000
     assert len(properties["delaylevel-retry-traceback"]) == 8000
     assert properties[env.COMPRESSION] == "LZ4"

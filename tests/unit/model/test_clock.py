@@ -8,9 +8,6 @@ import pytest
 
 from delaylevel.model.clock import StepDetector, instant_ms
 from delaylevel.testing import ManualClock
-from support.seeds import examples
-
-quick = examples(40)
 
 
 def test_naive_instants_are_refused() -> None:

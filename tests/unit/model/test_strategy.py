@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +15,7 @@ from delaylevel.model.strategy import (
     Levels,
     PartitionBy,
     PartitionStrategy,
+    advice,
     partition_count,
     propose_levels,
 )
@@ -44,31 +44,6 @@ def test_the_partitions_cover_exactly_the_maximum_delay(unit_ms: int, beyond_ms:
     assert count * unit < maximum <= (count + 1) * unit
 
 
-_UNITS = {by.value: by.unit for by in PartitionBy}
-_SIZES = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
-
-
-def _length(text: str) -> timedelta:
-    if text in _UNITS:
-        return _UNITS[text]
-    found = re.findall(r"(\d+)(ms|[dhms])", text)
-    assert "".join(number + size for number, size in found) == text
-    return timedelta(milliseconds=sum(int(number) * _SIZES[size] for number, size in found))
-
-
-def _build(proposal: str, limit: int) -> Levels:
-    """Return the levels that a proposal names, under the same limit."""
-    strategies = []
-    for item in proposal.split(", then "):
-        name, _, maximum = item.partition(" for ")
-        strategies.append(
-            PartitionStrategy(
-                partition_by=_length(name), maximum_delay=_length(maximum), partition_limit=limit
-            )
-        )
-    return Levels(strategies)
-
-
 @quick
 @given(
     st.one_of(st.sampled_from([by.unit for by in PartitionBy]), st.integers(100, 10**8)),
@@ -83,23 +58,22 @@ def test_a_proposal_fits(unit: Any, beyond_ms: int, limit: int) -> None:
     named = [by.unit for by in PartitionBy if unit < by.unit < maximum]
     if not proposal:
         # Even all named units together do not fit, because each step needs more than the limit.
-        tops = [maximum, *named]
-        assert any(
-            partition_count(top, length) > limit
-            for top, length in zip(tops, [*named, unit], strict=True)
-        )
+        steps = zip([maximum, *named], [*named, unit], strict=True)
+        assert any(partition_count(top, length) > limit for top, length in steps)
         return
-    levels = _build(proposal, limit)
-    assert max(level.partitions for level in levels) <= limit
+    levels = Levels(
+        PartitionStrategy(partition_by=length, maximum_delay=top, partition_limit=limit)
+        for length, top in proposal
+    )
     assert levels.maximum_ms == maximum // timedelta(milliseconds=1)
     assert levels[len(levels) - 1].unit_ms == unit // timedelta(milliseconds=1)
 
 
 def test_the_fewest_levels_and_among_them_the_fewest_partitions_are_proposed() -> None:
     month, minute = timedelta(days=30), timedelta(minutes=1)
-    assert propose_levels(month, minute, 1000) == "HOUR for 30d, then MINUTE for 1h"
-    three = "DAY for 30d, then HOUR for 1d, then MINUTE for 1h"
-    assert propose_levels(month, minute, 100) == three
+    assert advice(month, minute, 1000).endswith("fit: HOUR for 30d, then MINUTE for 1h")
+    three = "fit: DAY for 30d, then HOUR for 1d, then MINUTE for 1h"
+    assert advice(month, minute, 100).endswith(three)
 
 
 # -- refusals

@@ -103,12 +103,10 @@ def test_wrong_arguments_are_refused(client: Any) -> None:
     producer = client.create_producer("orders")
     wrapped = wrap(producer, client)
     for pair, text in (
-        ((client, producer), "first argument is a client"),
+        ((client, producer), "first argument is not a producer.* give wrap.. the producer first"),
         ((wrapped, client), "has a delay-level topic already"),
         ((producer, producer), "second argument is not a client"),
         ((None, client), "not a producer but of type NoneType"),
-        ((producer, None), "not a client but of type NoneType"),
-        ((b"orders", client), "not a producer but of type bytes"),
     ):
         with pytest.raises(InvalidInputError, match=text):
             wrap(*pair)
@@ -129,8 +127,8 @@ def test_a_producer_of_another_cluster_is_refused() -> None:
             SimpleNamespace(get_service_info=lambda url=url: SimpleNamespace(service_url=url))
             for url in (theirs, ours)
         )
-        client = SimpleNamespace(get_topic_partitions=None, create_producer=None, _client=b)
-        return SimpleNamespace(topic=lambda: "orders", _client=a), client
+        client = SimpleNamespace(create_producer=print, _client=b)
+        return SimpleNamespace(send=print, _client=a), client
 
     check_pair(*pair("pulsar://a:6650", "pulsar://a:6650"))
     with pytest.raises(InvalidInputError, match=r"pulsar://a:6650, and the client to pulsar://b"):
