@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pulsar
 
@@ -50,9 +50,6 @@ from delaylevel.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-
-if TYPE_CHECKING:
-    from .scheduling import BaseProducer
 
 # An open producer of the client survives these: it reconnects until its messages time out.
 _TRANSIENT = TRANSIENT_FAILURES - {"AlreadyClosed", "Interrupted"}  # the client itself was closed
@@ -391,12 +388,20 @@ class OutstandingWork(Protocol):
         ...
 
 
+class UnclosedProducer(Protocol):
+    """A producer that the application may not close."""
+
+    def closes(self) -> list[Callable[[Done], None]]:
+        """Return functions that start to close the client's producers."""
+        ...
+
+
 class Exit:
     """All that must be finished before Python shuts down; nothing is kept alive for it."""
 
     def __init__(self) -> None:
         self._works: weakref.WeakSet[OutstandingWork] = weakref.WeakSet()
-        self._producers: weakref.WeakSet[BaseProducer] = weakref.WeakSet()
+        self._producers: weakref.WeakSet[UnclosedProducer] = weakref.WeakSet()
         self._callbacks = False
 
     def expect_callbacks(self) -> None:
@@ -407,7 +412,7 @@ class Exit:
         """Let the exit wait until this is not outstanding."""
         self._works.add(work)
 
-    def close(self, producer: BaseProducer) -> None:
+    def close(self, producer: UnclosedProducer) -> None:
         """Let the exit close this producer if waiting does not help."""
         self._producers.add(producer)
 
