@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from delaylevel.errors import InvalidInputError
 
 from .id_set import Ids, IdSet, Mask
+from .rows import checked_integers
 
 _MAGIC = b"DLDEDUP1"
 _LENGTHS = struct.Struct("<6Q")
@@ -285,14 +285,4 @@ def _checked_id(value: int) -> None:
 
 
 def _checked_ids(ids: npt.ArrayLike) -> Ids:
-    values: npt.NDArray[Any] = np.asarray(ids)
-    if not values.size:
-        return np.empty(0, dtype=np.uint64)
-    if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise InvalidInputError(
-            "ids must be a one-dimensional array of integers in [0, 2**63), "
-            f"not {values.dtype} of shape {values.shape}"
-        )
-    if int(values.min()) < 0 or int(values.max()) >= _LIMIT:
-        raise InvalidInputError("every ID must be an integer in [0, 2**63)")
-    return values.astype(np.uint64, copy=False)
+    return checked_integers(ids, "ids", 0, 63).astype(np.uint64, copy=False)

@@ -61,10 +61,7 @@ def _in_sorted(run: Ids, ids: Ids) -> Mask:
 
 def _without(run: Ids, ids: Ids) -> Ids:
     """Return a sorted run without the sorted IDs."""
-    index = run.searchsorted(ids)
-    found = index < run.size
-    found[found] = run[index[found]] == ids[found]
-    return np.delete(run, index[found])
+    return np.delete(run, run.searchsorted(ids[_in_sorted(run, ids)]))
 
 
 def _copy_to_pages(ids: Ids) -> Ids:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from delaylevel.errors import InvalidInputError
 
 #: Columns for due time, ledger id and entry id: shape (3, n).
 Rows: TypeAlias = "npt.NDArray[np.int64]"
@@ -17,6 +19,25 @@ Key: TypeAlias = "tuple[int, int, int]"
 DUE, LEDGER, ENTRY = 0, 1, 2
 BY_DUE = (DUE, LEDGER, ENTRY)
 BY_POSITION = (LEDGER, ENTRY, DUE)
+
+
+def checked_integers(values: npt.ArrayLike, name: str, least: int, bits: int) -> npt.NDArray[Any]:
+    """Return integers in [least, 2**bits) as an array, shape (n,), of any type of integers.
+
+    Raises:
+        InvalidInputError: they are something else, or one of them is out of range.
+    """
+    array: npt.NDArray[Any] = np.asarray(values)
+    if not array.size:
+        return np.empty(0, dtype=np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidInputError(
+            f"{name} must be a one-dimensional array of integers in [{least}, 2**{bits}), "
+            f"not {array.dtype} of shape {array.shape}"
+        )
+    if int(array.min()) < least or int(array.max()) >= 1 << bits:
+        raise InvalidInputError(f"{name} must be integers in [{least}, 2**{bits})")
+    return array
 
 
 def empty_rows() -> Rows:

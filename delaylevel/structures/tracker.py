@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from .rows import (
     Int64s,
     Key,
     Rows,
+    checked_integers,
     empty_rows,
     find_key,
     sort_rows,
@@ -456,14 +456,4 @@ class TimeBucketTracker:
 
 
 def _column(values: npt.ArrayLike, name: str, least: int) -> Int64s:
-    array: npt.NDArray[Any] = np.asarray(values)
-    if array.size == 0:
-        return np.empty(0, dtype=np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InvalidInputError(
-            f"{name} must be a one-dimensional array of integers, "
-            f"not {array.dtype} of shape {array.shape}"
-        )
-    if int(array.min()) < least or int(array.max()) >= _LIMIT:
-        raise InvalidInputError(f"{name} must be in [{least}, 2**62)")
-    return array.astype(np.int64, copy=False)
+    return checked_integers(values, name, least, 62).astype(np.int64, copy=False)

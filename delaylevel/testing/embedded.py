@@ -7,6 +7,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,24 +158,17 @@ class EmbeddedPulsar:
         from delaylevel.run import LocalService
 
         started = threading.Event()
-        failed: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                service.run(started.set)
-            except BaseException as error:
-                failed.append(error)
-            finally:
-                started.set()
-
-        with tempfile.TemporaryDirectory(prefix="delaylevel-") as directory:
+        with (
+            tempfile.TemporaryDirectory(prefix="delaylevel-") as directory,
+            ThreadPoolExecutor(1, "delaylevel-serving") as pool,
+        ):
             settings = DispatchSettings(Path(directory))
             service = LocalService(
                 self._open_client, self.admin, (), settings, namespace=self.namespace
             )
             with closing(service):
-                thread = threading.Thread(target=run, name="delaylevel-serving")
-                thread.start()
+                running = pool.submit(service.run, started.set)
+                running.add_done_callback(lambda _: started.set())
                 try:
                     if not started.wait(_START_S):
                         raise BrokerError(
@@ -183,9 +177,9 @@ class EmbeddedPulsar:
                     yield
                 finally:
                     service.stop()
-                    thread.join()
-        if failed:
-            raise BrokerError(f"mover and dispatcher failed: {failed[0]}") from failed[0]
+                    failure = running.exception()
+        if failure is not None:
+            raise BrokerError(f"mover and dispatcher failed: {failure}") from failure
 
     def close(self) -> None:
         """Close every client, and delete the namespace with its topics."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pulsar
 
 from delaylevel.consumer import Listener, Listeners
+from support.background import Background
 from support.world import RealWorld
 
 
@@ -29,8 +29,7 @@ class AppRunner:
         self._world = world
         self.topic = world.topic("orders")
         self.app = Listeners(world.client(), **options)
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._running: Background | None = None
 
     def __enter__(self) -> AppRunner:
         return self
@@ -72,31 +71,20 @@ class AppRunner:
         consumer = self._world.plain_client.subscribe(self.topic, "billing", shared)
         return self._world.bodies(consumer, count)
 
-    def _run(self) -> None:
-        try:
-            self.app.run()
-        except BaseException as error:
-            self._error = error
-
     def start(self) -> None:
         """Run the application, and wait until all consumers are subscribed."""
-        self._thread = threading.Thread(target=self._run, name="application")
-        self._thread.start()
+        self._running = Background(self.app.run, self.app.stop)
         self._world.eventually(self.ready, "the listeners")
 
     def ready(self) -> bool:
         """Return True if all listeners are subscribed."""
-        if self._error is not None:
-            raise self._error
+        if self._running is not None and self._running.failure is not None:
+            raise self._running.failure
         states = self.app.health().values()  # of those that have started
         return len(states) == len(self.app.listeners) and all(each.subscribed for each in states)
 
     def stop(self) -> None:
         """Stop the application gracefully."""
-        if self._thread is not None:
-            self.app.stop()
-            self._thread.join(60)
-            assert not self._thread.is_alive()
-            self._thread = None
-        if self._error is not None:
-            raise self._error
+        running, self._running = self._running, None
+        if running is not None:
+            running.stop()

@@ -329,16 +329,7 @@ class SegmentFile:
     def read_slice(self, run: Run, start: int, stop: int) -> Columns:
         """Read rows ``start`` up to ``stop`` without their payloads; the file must be open."""
         target = np.empty((_KEY_COLUMNS, stop - start), dtype=np.int64)
-        self.read_slice_into(run, start, target)
-        return Columns(target[:-1], target[-1].view(np.float64))
-
-    def read_slice_into(self, run: Run, start: int, target: Rows) -> None:
-        """Read the last columns before the payloads; the file must be open.
-
-        Args:
-            target: array to fill with k columns of n rows, shape (k, n).
-        """
-        at = run.columns_at + (_KEY_COLUMNS - len(target)) * run.stride + 8 * start
+        at = run.columns_at + 8 * start
         for row in target:
             try:
                 count = os.preadv(self._handle, [row.data], at)
@@ -348,6 +339,7 @@ class SegmentFile:
                 # A short read: read again, or raise an error that names the cause.
                 row[:] = np.frombuffer(self._read(row.nbytes, at), dtype=np.int64)
             at += run.stride
+        return Columns(target[:-1], target[-1].view(np.float64))
 
     def read_payloads(self, run: Run, start: int, stop: int) -> list[bytes]:
         """Read the payloads of rows ``start`` up to ``stop``; the file must be open."""

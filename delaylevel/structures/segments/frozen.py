@@ -207,12 +207,14 @@ class FrozenRows:
         wanted = self.wanted
         if before_ms is not None:
             wanted = wanted._replace(before_ms=min(before_ms, wanted.before_ms))
-        found = self._columns(wanted)
+        parts = self._collected(wanted)
+        rows = np.concatenate([empty_rows(), *(part.rows for part in parts)], axis=1)
+        found = Columns(rows, _attributes(parts))
         return _sorted_table(found, wanted.select(found.attribute))
 
     def attributes(self) -> Floats:
         """Return the attributes of the rows in any order; errors as for `table`."""
-        found = self._columns(self.wanted, ATTRIBUTE).attribute
+        found = _attributes(self._collected(self.wanted))
         index = self.wanted.select(found)
         return found if index is None else found.take(index)
 
@@ -256,8 +258,8 @@ class FrozenRows:
         low, high = self.wanted.bounds(due)
         return due[low:high].searchsorted(edges_ms)
 
-    def _columns(self, wanted: Range, first: int = 0) -> Columns:
-        """Collect the rows in the range; the ``first`` leading columns have no contents."""
+    def _collected(self, wanted: Range) -> list[Columns]:
+        """Return the rows that are due in the range, each part in due order."""
         parts = [wanted.cut(part) for part in self._parts()]
         for file, run, taken in self._open:
             if wanted.touches(run):
@@ -268,21 +270,12 @@ class FrozenRows:
                 with SegmentFile.reading(path) as file:
                     for some in _sliced(touched):
                         with self._working():
-                            parts += [_read(file, run, wanted, first) for run in some]
-        attribute = np.concatenate([np.empty(0), *(part.attribute for part in parts)])
-        if first == ATTRIBUTE:
-            return Columns(empty_rows(), attribute)
-        rows = np.concatenate([empty_rows(), *(part.rows for part in parts)], axis=1)
-        return Columns(rows, attribute)
+                            parts += [wanted.cut(file.read_columns(run)) for run in some]
+        return parts
 
 
-def _read(file: SegmentFile, run: Run, wanted: Range, first: int) -> Columns:
-    """Read the rows of a run that are due in the range."""
-    if first == ATTRIBUTE and wanted.covers(run):
-        target = np.empty((ATTRIBUTE + 1, run.rows), dtype=np.int64)
-        file.read_slice_into(run, 0, target[first:])
-        return Columns(target[:ATTRIBUTE], target[ATTRIBUTE].view(np.float64))
-    return wanted.cut(file.read_columns(run))
+def _attributes(parts: list[Columns]) -> Floats:
+    return np.concatenate([np.empty(0), *(part.attribute for part in parts)])
 
 
 def _sliced(runs: list[Run]) -> Iterator[list[Run]]:

@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import _pulsar
@@ -80,31 +80,29 @@ class ConsumerLink:
                     self._queue.append(Received(self.topic, entry, index, count, number))
         return self._queue.popleft()
 
-    def acknowledge(self, number: int, index: int, size: int) -> None:
-        """Acknowledge one message, and its entry if all messages of the entry are acknowledged.
+    def acknowledge(
+        self, number: int, index: int, size: int, *, cumulatively: bool = False
+    ) -> None:
+        """Acknowledge one message, or everything up to it and including it.
+
+        An entry is acknowledged once all of its messages are.
 
         Args:
             index: batch index of the message; -1 for the whole entry.
             size: number of messages in the batch; 0 for the whole entry.
         """
         self._broker.check_alive()
-        if size and index >= 0:
-            unacknowledged = self._partial_batches.setdefault(number, set(range(size)))
-            unacknowledged.discard(index)
-            if unacknowledged:
-                return
-        self._partial_batches.pop(number, None)
-        self.subscription.acknowledge(number)
-
-    def acknowledge_cumulative(self, number: int, index: int, size: int) -> None:
-        """Acknowledge everything up to and including a message; see :meth:`acknowledge`."""
-        self._broker.check_alive()
-        whole = index < 0 or index >= size - 1
+        whole = not size or index < 0
         if not whole:
             unacknowledged = self._partial_batches.setdefault(number, set(range(size)))
-            unacknowledged -= set(range(index + 1))
+            unacknowledged -= set(range(index + 1)) if cumulatively else {index}
             whole = not unacknowledged
-        self.subscription.acknowledge_before(number + 1 if whole else number)
+        if whole:
+            self._partial_batches.pop(number, None)
+        if cumulatively:
+            self.subscription.acknowledge_before(number + whole)
+        elif whole:
+            self.subscription.acknowledge(number)
 
     def find(self, position: Position) -> int | None:
         """Return the number of the entry at a position; None if it is not in this partition."""
@@ -192,7 +190,7 @@ class ConsumerCore(Core):
             raise pulsar.CumulativeAcknowledgementNotAllowedError(
                 "Pulsar error: ResultCumulativeAcknowledgementNotAllowedError"
             )
-        self._apply(message, ConsumerLink.acknowledge_cumulative)
+        self._apply(message, partial(ConsumerLink.acknowledge, cumulatively=True))
 
     def negative_acknowledge(self, message: Any) -> None:
         """Schedule the redelivery of a message, after the delay for negative acknowledgements."""

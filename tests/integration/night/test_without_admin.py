@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,6 +20,7 @@ from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.run import LocalService
 from delaylevel.topics.status import window_stats
+from support.background import Serving
 from support.dispatch_world import ALO, Arrivals, DispatchWorld, at, ids, now_ms, once
 from support.proxy import Proxy
 from support.world import QUIET, RealWorld, eventually, quiet_client
@@ -44,19 +43,6 @@ def web(connection: Connection) -> Iterator[Proxy]:
     proxy = Proxy(str(address.hostname), address.port or 0)
     yield proxy
     proxy.close()
-
-
-@contextmanager
-def serving(service: LocalService) -> Iterator[None]:
-    """Run a service until the end of the block."""
-    running = threading.Thread(target=service.run)
-    running.start()
-    try:
-        yield
-    finally:
-        service.stop()
-        running.join(60)
-        assert not running.is_alive()
 
 
 @pytest.mark.parametrize("delivery", list(Delivery))
@@ -102,7 +88,7 @@ def test_messages_arrive_without_the_admin_interface(
         return len(world.admin.partition_stats(world.name("orders")).publishers)
 
     others = producers()
-    with serving(service):
+    with Serving(service):
         deliver("before")
         # An idle target is closed, and has to be opened again.
         eventually(lambda: producers() == others, "the end of the dispatcher's producers")
@@ -120,14 +106,11 @@ def test_messages_arrive_without_the_admin_interface(
 
 @pytest.mark.timeout(240)
 def test_a_takeover_does_not_wait_long_for_an_address_that_hangs(
-    world: RealWorld, connection: Connection, tmp_path: Path
+    world: RealWorld, connection: Connection, web: Proxy, tmp_path: Path
 ) -> None:
-    address = urlsplit(str(connection.admin_url))
-    proxy = Proxy(str(address.hostname), address.port or 0)
-    both = f"http://127.0.0.1:{proxy.port},{address.netloc}"
+    both = f"http://127.0.0.1:{web.port},{urlsplit(str(connection.admin_url)).netloc}"
     proxied = connection.model_copy(update={"admin_url": both})
     with contextlib.ExitStack() as stack:
-        stack.callback(proxy.close)
         setting = DispatchWorld(
             world, proxied, ALO, tmp_path, stack, ("orders",), window_partitions=2
         )
@@ -137,7 +120,7 @@ def test_a_takeover_does_not_wait_long_for_an_address_that_hangs(
         names = ids("m", 100)
         setting.publish(setting.target, at(now_ms() + 3_000, names, step_ms=100))
         world.eventually(lambda: len(arrivals.copies) > 10, "the first messages")
-        proxy.hold()
+        web.hold()
         owner = window_stats(world.admin, setting.description)[0].owner
         assert owner is not None
         (killed,) = [each for each in processes if owner.name.endswith(f":{each.pid}")]
