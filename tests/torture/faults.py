@@ -171,10 +171,6 @@ def _take_lock(scene: Scene, chosen: random.Random, undo: Undo) -> None:
 # -- connections that break, hang and become slow, in the proxies
 
 
-def _cut_some(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    scene.proxy.cut_some(chosen, chosen.choice((0.1, 0.5, 1.0)))
-
-
 def _cut_away(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     undo.callback(scene.proxy.restore)
     scene.proxy.cut()
@@ -207,13 +203,10 @@ def choose_target(scene: Scene, chosen: random.Random, plain: bool = False) -> s
     found = [
         target
         for target, state in scene.control.targets.items()
-        if state.sends and not (plain and _is_partitioned(scene, target))
+        if state.sends
+        and not (plain and scene.admin.partitioned_metadata(TopicName.parse(target)).partitions)
     ]
     return chosen.choice(sorted(found))
-
-
-def _is_partitioned(scene: Scene, target: str) -> bool:
-    return bool(scene.admin.partitioned_metadata(TopicName.parse(target)).partitions)
 
 
 def _exceed_quota(scene: Scene, chosen: random.Random, undo: Undo) -> None:
@@ -269,15 +262,9 @@ def _renew(terminates: bool, scene: Scene, target: str) -> None:
     name = TopicName.parse(target)
     if terminates and scene.admin.topic_exists(name) and KEEP in scene.admin.subscriptions(name):
         _remove(terminates, scene, target)
-    _create_paused(scene, target)
-
-
-def _create_paused(scene: Scene, target: str) -> None:
-    """Create a target, which our producers may have created again, and subscribe to what follows.
-
-    It is paused meanwhile: a topic with only some of its subscriptions loses messages for others.
-    What a topic got before it had one is published again, and must not be received twice.
-    """
+    # Paused, as a topic with only some of its subscriptions loses messages for others. Our own
+    # producers may have created it again. What it got before it had a subscription is published
+    # again, and must not be received twice.
     with _paused(scene, target):
         scene.create_target(target, earliest=False)
 
@@ -428,7 +415,11 @@ ALL: tuple[Fault, ...] = (
     Fault("restart broker", (0.0, 4.0), partial(_end_broker, "stop"), weight=0.5, alone=True),
     Fault("unload", (0.0, 0.0), _unload, weight=3.0),
     Fault("lost lock", (0.1, 4.0), _take_lock, weight=3.0),
-    Fault("cut connections", (0.0, 0.0), _cut_some, weight=2.0),
+    Fault(
+        *("cut connections", (0.0, 0.0)),
+        lambda scene, chosen, _: scene.proxy.cut_some(chosen, chosen.choice((0.1, 0.5, 1.0))),
+        weight=2.0,
+    ),
     Fault("network away", (0.5, 8.0), _cut_away, weight=2.0),
     Fault("network hangs", (0.5, 8.0), _hang, weight=2.0),
     Fault("network slow", (3.0, 10.0), _slow, weight=2.0),

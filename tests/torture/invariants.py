@@ -75,7 +75,7 @@ def expired(story: Story) -> Iterator[Violation]:
 def early(story: Story) -> Iterator[Violation]:
     """Find messages that came before they were due."""
     for sent, received in _arrivals(story):
-        once = story.pipelines[received.target].once
+        once = story.stages[received.target].once
         by_ms = sent.due_ms - (received.published_ms if once else received.received_ms)
         if by_ms > 0 and by_ms > _ahead_ms(story, received):
             text = f"{by_ms} ms early at {received.subscription} of {received.target}"
@@ -84,7 +84,7 @@ def early(story: Story) -> Iterator[Violation]:
 
 def _ahead_ms(story: Story, received: Received) -> int:
     """Return by how much a message may be early, because a clock was ahead at its release."""
-    clocks = story.pipelines[received.target].clocks
+    clocks = story.stages[received.target].clocks
     return max(
         (
             step.offset_ms
@@ -108,7 +108,7 @@ def changed(story: Story) -> Iterator[Violation]:
 def copied(story: Story) -> Iterator[Violation]:
     """Find messages with several places, where effectively once is promised."""
     for name, sent in story.sent.items():
-        if not story.pipelines[sent.target].once:
+        if not story.stages[sent.target].once:
             continue
         for subscription, places in story.arrivals(name).items():
             if len(places) > 1:
@@ -155,7 +155,7 @@ def _disorder_ms(story: Story, name: str, row: Cancelled) -> int:
 
     The two dispatchers that released and decided have clocks of their own.
     """
-    clocks = story.pipelines[story.sent[name].target].clocks
+    clocks = story.stages[story.sent[name].target].clocks
     since_ms = min(row.released_ms, row.decided_ms)
     return max(
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ from .faults import Fault, Undo
 from .invariants import Violation, violations
 from .ledger import Cancelled, LedgerReader, now_ms
 from .scene import Scene, Settings, StageError
-from .stage import MOST_ADDED, PRODUCERS, SUBSCRIPTIONS, Stage
-from .story import Pipeline, Story
+from .stage import MOST_ADDED, SUBSCRIPTIONS
+from .story import Story
 
 _BEGIN_S = 240.0
 # Longest wait for the flow after a fault, and for everything after the last one.
@@ -104,7 +104,12 @@ class Torture:
         self._say = say
         self.result = Result(settings.seed, minutes)
         self._reader = LedgerReader(settings.folder / "ledgers")
-        self._story = Story(_pipelines(settings.stages), frozenset(SUBSCRIPTIONS))
+        targets = {
+            stage.target(index): stage
+            for stage in settings.stages
+            for index in range(len(stage.partitions) + MOST_ADDED)
+        }
+        self._story = Story(targets, frozenset(SUBSCRIPTIONS))
 
     def run(self) -> Result:
         """Run from the beginning to the audit; stop everything at the end, whatever happens."""
@@ -273,14 +278,3 @@ class Torture:
                 for status in ("cancelled", "too late", "unknown", "failed")
             },
         }
-
-
-def _pipelines(stages: Iterable[Stage]) -> dict[str, Pipeline]:
-    """Return the pipeline of each target, also of those that are added later."""
-    return {
-        stage.target(index): Pipeline(
-            stage.name, stage.once, frozenset(stage.dispatchers) | set(PRODUCERS)
-        )
-        for stage in stages
-        for index in range(len(stage.partitions) + MOST_ADDED)
-    }

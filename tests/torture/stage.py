@@ -69,6 +69,11 @@ class Stage:
         return self.delivery is Delivery.EFFECTIVELY_ONCE
 
     @property
+    def clocks(self) -> set[str]:
+        """Names of the processes whose clocks decide when its messages are due."""
+        return {*self.dispatchers, *PRODUCERS}
+
+    @property
     def level_topic(self) -> str:
         """Full name of the level topic."""
         return f"persistent://{NAMESPACE}/_{self.name}-delay-level"

@@ -7,23 +7,10 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from .ledger import Cancelled, Confirmed, Received, Row, Sent, Stepped
+from .stage import Stage
 
 CANCELLED, TOO_LATE, UNKNOWN, ACCEPTED = "cancelled", "too late", "unknown", "accepted"
 FINAL = {CANCELLED, TOO_LATE, UNKNOWN}
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """A level topic with the processes that serve it, as the audit sees it.
-
-    Attributes:
-        once: True if it promises effectively-once delivery.
-        clocks: names of the processes whose clocks decide when its messages are due.
-    """
-
-    name: str
-    once: bool
-    clocks: frozenset[str]
 
 
 @dataclass
@@ -31,13 +18,13 @@ class Story:
     """Everything that the ledgers of a run say, by the name of a message.
 
     Attributes:
-        pipelines: the pipeline of each target.
+        stages: the level topic of each target.
         subscriptions: names of the subscriptions that every target has.
         steps: clocks that were wrong.
         open: names of messages that are missing, or whose cancellation is not decided.
     """
 
-    pipelines: Mapping[str, Pipeline]
+    stages: Mapping[str, Stage]
     subscriptions: frozenset[str]
     sent: dict[str, Sent] = field(default_factory=dict)
     confirmed: set[str] = field(default_factory=set)
@@ -45,7 +32,7 @@ class Story:
     received: dict[str, list[Received]] = field(default_factory=lambda: defaultdict(list))
     steps: list[Stepped] = field(default_factory=list)
     open: set[str] = field(default_factory=set)
-    # The latest send of a message that came everywhere, by name of the pipeline.
+    # The latest send of a message that came everywhere, by name of the level topic.
     _complete_ms: Counter[str] = field(default_factory=Counter)
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -72,7 +59,7 @@ class Story:
                 self.open.discard(name)
             sent = self.sent.get(name)
             if sent is not None and self._subscriptions_of(name) == self.subscriptions:
-                way = self.pipelines[sent.target].name
+                way = self.stages[sent.target].name
                 self._complete_ms[way] = max(self._complete_ms[way], sent.sent_ms)
 
     def statuses(self, name: str) -> set[str]:
@@ -111,5 +98,5 @@ class Story:
 
     def flows_since(self, at_ms: int) -> bool:
         """Return True if what was due at a time has come, and later messages on every way, too."""
-        names = {pipeline.name for pipeline in self.pipelines.values()}
+        names = {stage.name for stage in self.stages.values()}
         return all(self._complete_ms[name] > at_ms for name in names) and not self.overdue(at_ms)

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from delaylevel.model.delivery import Delivery
 from torture.invariants import violations
 from torture.ledger import Cancelled, Confirmed, Ledger, LedgerReader, Received, Row, Sent, Stepped
-from torture.story import Pipeline, Story
+from torture.stage import Stage
+from torture.story import Story
 
-ONCE = Pipeline("once", True, frozenset({"dispatcher-1", "producer-1"}))
-LEAST = Pipeline("least", False, frozenset({"run-1"}))
+ONCE = Stage("once", {}, ("dispatcher-1",), Delivery.EFFECTIVELY_ONCE)
+LEAST = Stage("least", {}, ("run-1",), Delivery.AT_LEAST_ONCE)
 SUBSCRIPTIONS = ("exclusive", "shared")
 DUE_MS = 1_000_000
 
