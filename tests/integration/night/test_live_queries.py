@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from delaylevel.dispatcher import Dispatcher
 from delaylevel.dispatcher.status import DispatchCollector
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.prometheus import serve
 from support.world import RealWorld
@@ -63,6 +64,18 @@ def filled(world: RealWorld) -> LevelTopicDescription:
     return description
 
 
+def subscriptions(world: RealWorld, description: LevelTopicDescription) -> dict[Any, Any]:
+    """Return the backlog and the consumers of every durable subscription."""
+    return {
+        (member.topic, index, name): (one.backlog_entries, [each.name for each in one.consumers])
+        for member in description.members()
+        if member.role in (Role.LEVEL, Role.WINDOW)
+        for index, stats in world.admin.partitioned_stats(member.topic).items()
+        for name, one in stats.subscriptions.items()
+        if one.durable
+    }
+
+
 def test_what_a_dispatcher_has_not_read_yet_is_read_from_the_topic(
     world: RealWorld,
     filled: LevelTopicDescription,
@@ -99,7 +112,9 @@ def test_what_a_dispatcher_has_not_read_yet_is_read_from_the_topic(
             assert (found.least, found.most) == (other.least, other.most)
         return found.messages
 
+    fronts = subscriptions(world, filled)
     before = count()
+    assert subscriptions(world, filled) == fronts, "a query moved, locked or left one"
     (orders,) = filled.targets
     with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
         for number in range(30):
