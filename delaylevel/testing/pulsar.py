@@ -38,7 +38,7 @@ from delaylevel.testing.memory.aio import MemoryAsyncClient
 from delaylevel.testing.memory.broker import Broker, Partition
 from delaylevel.testing.memory.client import MemoryClient
 from delaylevel.testing.memory.dispatcher import MemoryDispatcher
-from delaylevel.testing.memory.log import StoredMessage
+from delaylevel.testing.memory.log import StoredMessage, earliest
 from delaylevel.testing.memory.strict import StrictRules, stored_journal
 
 from .admin import MemoryAdmin
@@ -110,8 +110,7 @@ class MemoryListener:
 
     def next_event_ms(self) -> int | None:
         """Return the next time, ms, at which a message can be received; None for never."""
-        times = [consumer._consumer.next_event_ms() for consumer in self._consumers]
-        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+        return earliest(consumer._consumer.next_event_ms() for consumer in self._consumers)
 
     def handle_all(self) -> Step:
         """Handle every message that is available now; return True if there was one."""
@@ -187,8 +186,7 @@ class Listening:
 
     def next_event_ms(self) -> int | None:
         """Return the next time, ms, at which a listener has work; None for never."""
-        times = [listener.next_event_ms() for listener in self._running]
-        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+        return earliest(listener.next_event_ms() for listener in self._running)
 
     def handle_all(self) -> Step:
         """Call the handlers for every message that is available now; return True for any."""
@@ -501,8 +499,9 @@ class MemoryPulsar:
                     self._broker.next_event_ms(),
                     self._listening.next_event_ms(),
                 ]
-                next_ms = min((time for time in events if time is not None), default=target_ms)
-                self.clock.move_to(min(max(next_ms, now_ms + 1), target_ms))
+                next_ms = earliest(events)
+                next_ms = target_ms if next_ms is None else max(next_ms, now_ms + 1)
+                self.clock.move_to(min(next_ms, target_ms))
 
     def pending(self, topic: str) -> list[TopicMessage]:
         """Return the messages for a business topic that are not available yet, in due order.
@@ -629,7 +628,7 @@ class _Movers:
             if self._has_backlog(name)
         ]
         times += [dispatcher.next_event_ms() for dispatcher in self._dispatchers.values()]
-        return min((time for time in times if time is not None), default=None)
+        return earliest(times)
 
     def _has_backlog(self, name: TopicName) -> bool:
         partition = self._broker.partitions.get(name)

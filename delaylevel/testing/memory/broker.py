@@ -19,7 +19,7 @@ from delaylevel.errors import AdminError, ConflictError, InvalidInputError, NotF
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.clock import ManualClock
 
-from .log import Entry, Link, Log, StoredMessage, Subscription
+from .log import Entry, Link, Log, StoredMessage, Subscription, earliest
 
 RECORD_TYPES = ("AVRO", "JSON")
 UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")
@@ -374,8 +374,7 @@ class Broker:
 
     def next_event_ms(self) -> int | None:
         """Return the time of the next timed task, ms since the epoch; None for never."""
-        times = [item.next_event_ms() for item in tuple(self.timed_tasks)]
-        return min((time for time in times if time is not None), default=None)
+        return earliest([item.next_event_ms() for item in tuple(self.timed_tasks)])
 
 
 def not_found(what: str) -> NotFoundError:

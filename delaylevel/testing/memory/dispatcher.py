@@ -35,6 +35,7 @@ from delaylevel.testing.clock import ManualClock
 from delaylevel.topics.roster import DescriptionCache
 
 from .broker import Broker
+from .log import earliest
 
 #: Settings of every dispatcher. No files are written, so the directory is not used.
 SETTINGS = DispatchSettings(directory=Path())
@@ -96,8 +97,7 @@ class MemoryDispatcher:
 
     def next_event_ms(self) -> int | None:
         """Return the time of the next work, ms since the epoch; None for never."""
-        times = (partition.next_event_ms() for partition in self._partitions)
-        return min((time for time in times if time is not None), default=None)
+        return earliest(partition.next_event_ms() for partition in self._partitions)
 
     def close(self) -> None:
         """Finish what is in flight, and give up all partitions to another dispatcher."""
@@ -153,7 +153,7 @@ class _WindowPartition:
             return None
         due_ms = self._time.broker_ms(self._owner.next_due_ms)
         look_ms = None if self._look_s is None else self._time.wall_ms(self._look_s)
-        return min((time for time in (due_ms, look_ms) if time is not None), default=None)
+        return earliest((due_ms, look_ms))
 
     def close(self) -> None:
         """Finish what is in flight, and give up the partition."""

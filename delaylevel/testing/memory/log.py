@@ -172,6 +172,11 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
+def earliest(times: Iterable[int | None]) -> int | None:
+    """Return the earliest time; None stands for never."""
+    return min((time for time in times if time is not None), default=None)
+
+
 _DELAYING_TYPES = (ConsumerType.Shared, ConsumerType.KeyShared)
 
 
@@ -292,10 +297,7 @@ class Subscription:
 
     def next_event_ms(self) -> int | None:
         """Return the time from which an entry may be available, ms; None for never."""
-        times = [self._ready[0][0]] if self._ready else []
-        if self._rewind_at_ms is not None:
-            times.append(self._rewind_at_ms)
-        return min(times, default=None)
+        return earliest((self._ready[0][0] if self._ready else None, self._rewind_at_ms))
 
     # -- acknowledgement
 
