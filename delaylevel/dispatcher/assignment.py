@@ -105,6 +105,12 @@ class ServedGroup:
     starting: int = 0
     refusals: Mapping[int, str] = field(default_factory=dict)
 
+    @property
+    def unowned(self) -> list[int]:
+        """The window partitions without an owner, here or elsewhere; all if it is not known."""
+        owned = {*self.stats, *(() if self.group is None else self.group.owners)}
+        return [index for index in range(self.description.window_partitions) if index not in owned]
+
 
 def share_of(members: Collection[str], me: str, partitions: int) -> int:
     """Return the number of partitions of one member."""

@@ -306,7 +306,11 @@ class Cancellations:
                 self._open.ids,
             )
         )
-        launched = self._are_launched(ids)
+        launched = {
+            identity
+            for _, batch_ids in self._open.launched.values()
+            for identity in batch_ids.at(np.isin(batch_ids.numbers, ids.numbers)).identities()
+        }
         times = self._releases.times_of(ids.at(np.array(released)).identities())
         revoked: dict[Identity, None] = {}
         early: list[CancelRequest] = []
@@ -332,7 +336,7 @@ class Cancellations:
                 end(request, OutcomeStatus.UNKNOWN, _REASONS[kinds[row]])
             elif released[row]:
                 end(request, OutcomeStatus.TOO_LATE, released_ms=times.get(identity))
-            elif launched[row] or unclear[row]:
+            elif identity in launched or unclear[row]:
                 self._awaited.setdefault(identity, []).append(request)
             elif pending[row]:
                 revoked[identity] = None
@@ -350,25 +354,14 @@ class Cancellations:
         if ended:
             self._early.remove(IdColumns.of(ended))
         self._keep(early)
-        return self._cancel(revoked), decided
-
-    def _cancel(self, revoked: Iterable[Identity]) -> list[Record]:
-        """Return the record of cancelled messages, if there are any."""
-        ids = IdColumns.of(list(revoked))
-        if not ids.numbers.size:
-            return []
+        if not revoked:
+            return [], decided
         # The messages are pending, so none of them is above the last position that was offered.
-        record = Disposition(DispositionKind.CANCELLED, self._open.last_offered + 1, ids)
+        until = self._open.last_offered + 1
+        record = Disposition(DispositionKind.CANCELLED, until, IdColumns.of(list(revoked)))
         self._state.apply(record)
-        self.cancelled += ids.numbers.size
-        return [record]
-
-    def _are_launched(self, ids: IdColumns) -> list[bool]:
-        """Return which IDs are in batches that are being published."""
-        listed: set[Identity] = set()
-        for _, launched in self._open.launched.values():
-            listed.update(launched.at(np.isin(launched.numbers, ids.numbers)).identities())
-        return [identity in listed for identity in ids.identities()]
+        self.cancelled += len(revoked)
+        return [record], decided
 
     def postpone(self, requests: Sequence[CancelRequest], until_ms: int) -> None:
         """Decide on cancellations again later: their outcomes cannot be published now."""
@@ -421,7 +414,3 @@ class Cancellations:
         if index.size == len(records):
             return columns
         return due_ms[index], positions[index], [records[each] for each in index.tolist()]
-
-    def has_cancelled(self, ids: IdColumns) -> bool:
-        """Return True if one of these IDs is that of a cancelled message."""
-        return bool(self.cancelled and ids.seen_in(self._state.cancelled).any())

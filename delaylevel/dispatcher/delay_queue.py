@@ -418,13 +418,9 @@ class DelayQueue:
         # The intent stays open until they are released again, so that none of them expires.
         self.pending.put_again(*self.unresolved.reopen(number))
 
-    def low_watermark(self) -> int:
-        """Return the packed position below which everything is released; it never decreases."""
-        return self.open.low_watermark()
-
     def checkpoint(self) -> LowWatermark | None:
         """Return the low watermark as a record, None if it has not moved."""
-        position = self.low_watermark()
+        position = self.open.low_watermark()
         if position <= self.state.low_watermark:
             return None
         record = LowWatermark(position)
@@ -462,7 +458,7 @@ class DelayQueue:
         return record
 
     def _launch(self, batch: DueBatch, ids: IdColumns) -> None:
-        if self.cancelling.has_cancelled(ids):
+        if self.cancelling.cancelled and ids.seen_in(self.state.cancelled).any():
             raise DelayLevelError(
                 "a cancelled message was about to be published; it was not: start again from the "
                 "journal, and report this as a defect"

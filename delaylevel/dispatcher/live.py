@@ -123,16 +123,48 @@ class LiveQueries:
                 continue  # a file was used up meanwhile
         raise QueryRefusedError("the spill files change too fast: ask again", 503)
 
+    def _group(self, name: str | None) -> ServedGroup:
+        """Return the level topic with a name; without a name, the only one."""
+        groups = self._groups()
+        names = ", ".join(group.description.topic for group in groups) or "nothing"
+        if name is None:
+            if len(groups) == 1:
+                return groups[0]
+            raise QueryRefusedError(f"name one level topic with topic=: {names}")
+        try:
+            full = TopicName.parse(name).full
+        except InvalidInputError as error:
+            raise QueryRefusedError(str(error)) from None
+        found = named_in([group.description for group in groups], full)
+        for group in groups:
+            if group.description is found:
+                return group
+        raise QueryRefusedError(f"{full[:200]} is not served here, only {names}", 404)
+
     @contextmanager
-    def look(
-        self, group: ServedGroup, wanted: Range
-    ) -> Iterator[tuple[dict[int, QueueView], dict[int, str]]]:
+    def _asked(
+        self, parameters: Mapping[str, str], *more: str
+    ) -> Iterator[tuple[dict[int, QueueView], dict[str, Any]]]:
         """Let the owners of a level topic make their views, and close these at the end.
 
+        Args:
+            more: names of further parameters.
+
         Yields:
-            The view of each window partition of this process, and the reasons why others are left
-            out. All views have the same attribute.
+            The views by window partition, which all have the same attribute; and the head of the
+            answer.
         """
+        for name in sorted(set(parameters) - {*_RANGE, *more}):
+            known = ", ".join((*_RANGE, *more))
+            raise QueryRefusedError(f"there is no parameter {name[:40]!r}; there are {known}")
+        group = self._group(parameters.get("topic"))
+        description = group.description
+        wanted = Range(
+            max(_FIRST_MS, _integer(parameters, "from", _FIRST_MS)),
+            min(_LAST_MS, _integer(parameters, "to", _LAST_MS)),
+            _number(parameters, "min", -np.inf),
+            _number(parameters, "max", np.inf),
+        )
         views: dict[int, QueueView] = {}
         missing: dict[int, str] = {}
         asked: dict[int, Future[QueueView]] = {}
@@ -149,59 +181,16 @@ class LiveQueries:
                     views[index] = answer.result()
                 else:
                     missing[index] = "its thread has not answered"
-            names = {view.attribute for view in views.values()}
-            if len(names) > 1:
+            if len({view.attribute for view in views.values()}) > 1:
                 for index, view in list(views.items()):
-                    if view.attribute != group.description.attribute:
+                    if view.attribute != description.attribute:
                         del views[index]
                         missing[index] = "it has been owned since before the attribute was changed"
-            yield views, missing
-        finally:
-            for answer in asked.values():
-                if not answer.cancel():
-                    answer.add_done_callback(_close)
-
-    def _group(self, parameters: Mapping[str, str], *more: str) -> ServedGroup:
-        """Return the level topic that the parameters name; refuse unknown parameters."""
-        unknown = sorted(set(parameters) - {*_RANGE, *more})
-        if unknown:
-            known = ", ".join((*_RANGE, *more))
-            raise QueryRefusedError(f"there is no parameter {unknown[0][:40]!r}; there are {known}")
-        groups = self._groups()
-        name = parameters.get("topic")
-        if name is None:
-            if len(groups) == 1:
-                return groups[0]
-            raise QueryRefusedError(f"name one level topic with topic=: {_names(groups)}")
-        try:
-            full = TopicName.parse(name).full
-        except InvalidInputError as error:
-            raise QueryRefusedError(str(error)) from None
-        found = named_in([group.description for group in groups], full)
-        for group in groups:
-            if group.description is found:
-                return group
-        raise QueryRefusedError(f"{full[:200]} is not served here, only {_names(groups)}", 404)
-
-    @contextmanager
-    def _asked(
-        self, parameters: Mapping[str, str], *more: str
-    ) -> Iterator[tuple[dict[int, QueueView], dict[str, Any]]]:
-        """Make the views for the parameters, and the head of the answer."""
-        group = self._group(parameters, *more)
-        wanted = Range(
-            max(_FIRST_MS, _integer(parameters, "from", _FIRST_MS)),
-            min(_LAST_MS, _integer(parameters, "to", _LAST_MS)),
-            _number(parameters, "min", -np.inf),
-            _number(parameters, "max", np.inf),
-        )
-        with self.look(group, wanted) as (views, missing):
-            names = {view.attribute for view in views.values()}
-            known = names.pop() if names else group.description.attribute
+            known = next((view.attribute for view in views.values()), description.attribute)
             attribute = parameters.get("attribute", known)
             if attribute != known:
                 raise QueryRefusedError(
-                    f"the attribute of {group.description.topic} is {known!r} here, not "
+                    f"the attribute of {description.topic} is {known!r} here, not "
                     f"{attribute[:40]!r}: set it with `delaylevel levels set --attribute`, which "
                     "dispatchers apply when they are started again",
                     409,
@@ -214,7 +203,7 @@ class LiveQueries:
             yield (
                 views,
                 {
-                    "level_topic": group.description.topic,
+                    "level_topic": description.topic,
                     "dispatcher": group.name,
                     "attribute": known,
                     "now_ms": self._clock.now_ms(),
@@ -225,9 +214,13 @@ class LiveQueries:
                     },
                     "cancelled": sum(view.cancelled for view in views.values()),
                     "cancellations": sum(view.cancellations for view in views.values()),
-                    "window_partitions": group.description.window_partitions,
+                    "window_partitions": description.window_partitions,
                 },
             )
+        finally:
+            for answer in asked.values():
+                if not answer.cancel():
+                    answer.add_done_callback(_close)
 
     def _pending(self, parameters: Mapping[str, str]) -> LiveAnswer:
         limit = _integer(parameters, "limit", ROWS)
@@ -394,10 +387,6 @@ def _rows_json(rows: pa.Table) -> bytes:
 
 def _as_json(value: Mapping[str, Any]) -> LiveAnswer:
     return LiveAnswer("application/json", json.dumps(value).encode() + b"\n")
-
-
-def _names(groups: Sequence[ServedGroup]) -> str:
-    return ", ".join(group.description.topic for group in groups) or "nothing"
 
 
 def _integer(parameters: Mapping[str, str], name: str, default: int) -> int:

@@ -70,6 +70,17 @@ _PERIODS = (
 _STATS_MS = 1_500
 #: Number of business topics that the status page names.
 _TARGETS = 5
+# By the state of an owner: its problem, and the remedy.
+_DISK_PROBLEMS = {
+    "disk full": (
+        "the spill disk is full",
+        "Free some space in the spill directory, or start more dispatchers.",
+    ),
+    "disk error": (
+        "the spill disk fails",
+        "Check the disk and the permissions of the spill directory.",
+    ),
+}
 
 
 class DispatchCollector:
@@ -134,8 +145,7 @@ class DispatchCollector:
                 if status is not OutcomeStatus.ACCEPTED:
                     count = stats.outcomes.get(status.value, 0)
                     outcomes.add_metric((*labels, status.value), count)
-            due_ms = now_ms if stats.next_due_ms is None else stats.next_due_ms
-            overdue.add_metric(labels, max(0, now_ms - due_ms) / 1000)
+            overdue.add_metric(labels, overdue_ms((stats,), now_ms) / 1000)
             for each in ("recovering", "releasing", "disk full", "disk error", "stopped"):
                 state.add_metric((*labels, each), int(stats.state == each))
             counts = zip(bounds, stats.lateness.cumsum().tolist(), strict=True)
@@ -144,9 +154,10 @@ class DispatchCollector:
         yield refused_series("dispatch", self._dispatcher.refused)
 
 
-def overdue_ms(stats: OwnerStats, now_ms: int) -> int:
+def overdue_ms(stats: Iterable[OwnerStats], now_ms: int) -> int:
     """Return the time since the earliest due time of what waits; 0 if nothing is overdue."""
-    return 0 if stats.next_due_ms is None else max(0, now_ms - stats.next_due_ms)
+    times = [each.next_due_ms for each in stats if each.next_due_ms is not None]
+    return max(0, now_ms - min(times, default=now_ms))
 
 
 def problems(
@@ -163,25 +174,15 @@ def problems(
     if group.group is None or group.age_s > _OLD_S or found is None:
         text = "The broker does not report the state of the topics"
         lines.append(ProblemLine(text, "Check that it runs, and that this host reaches it."))
-    else:
-        unowned = [
-            index
-            for index in range(description.window_partitions)
-            if index not in group.stats and index not in group.group.owners
-        ]
-        if unowned:
-            numbers = ", ".join(map(str, unowned))
-            text = f"No dispatcher owns window partition {numbers}"
-            remedy = "It is acquired within seconds; otherwise the log of this process has why."
-            lines.append(ProblemLine(text, remedy))
+    elif unowned := group.unowned:
+        text = f"No dispatcher owns window partition {', '.join(map(str, unowned))}"
+        remedy = "It is acquired within seconds; otherwise the log of this process has why."
+        lines.append(ProblemLine(text, remedy))
     for index, each in group.stats.items():
-        if each.state == "disk full":
-            remedy = "Free some space in the spill directory, or start more dispatchers."
-            lines.append(ProblemLine(f"Partition {index}: the spill disk is full", remedy))
-        elif each.state == "disk error":
-            remedy = "Check the disk and the permissions of the spill directory."
-            lines.append(ProblemLine(f"Partition {index}: the spill disk fails", remedy))
-    late_ms = max((overdue_ms(each, now_ms) for each in group.stats.values()), default=0)
+        if each.state in _DISK_PROBLEMS:
+            text, remedy = _DISK_PROBLEMS[each.state]
+            lines.append(ProblemLine(f"Partition {index}: {text}", remedy))
+    late_ms = overdue_ms(group.stats.values(), now_ms)
     if late_ms >= description.levels.smallest_lead_ms:
         remedy = (
             "Its target may be throttled or slow: compare its publish rate with the number of "
@@ -236,31 +237,29 @@ class DispatchReporter:
     def _section(self, group: ServedGroup) -> StatusSection:
         """Return the status of one level topic."""
         now_ms, description = self._clock.now_ms(), group.description
-        stats = group.stats
+        stats = group.stats.values()
         held: Counter[str] = Counter()
-        for each in stats.values():
+        for each in stats:
             held.update(each.held)
         topic_stats = self._members.read(description)
+        memory, disk = (
+            f"{sum(getattr(each, name) for each in stats) / (1 << 20):,.1f} MiB"
+            for name in ("memory_bytes", "disk_bytes")
+        )
         facts = {
             "This process": group.name,
-            "Released here": f"{sum(each.released for each in stats.values()):,}",
-            "Lateness": _lateness(stats.values()),
-            "In flight": f"{sum(each.in_flight for each in stats.values()):,}",
-            "Copies left out": f"{sum(each.duplicates for each in stats.values()):,}",
-            "Memory, disk": " + ".join(
-                f"{sum(sizes) / (1 << 20):,.1f} MiB"
-                for sizes in (
-                    [each.memory_bytes for each in stats.values()],
-                    [each.disk_bytes for each in stats.values()],
-                )
-            ),
+            "Released here": f"{sum(each.released for each in stats):,}",
+            "Lateness": _lateness(stats),
+            "In flight": f"{sum(each.in_flight for each in stats):,}",
+            "Copies left out": f"{sum(each.duplicates for each in stats):,}",
+            "Memory, disk": f"{memory} + {disk}",
             "Targets": _listed(description.targets),
         }
         paused = dict(description.pauses.paused)
         if paused:
             facts["Paused"] = "all targets" if ALL in paused else _listed([*paused])
         periods, counted = self._periods(group, now_ms)
-        if silent := sorted(stats.keys() - counted):
+        if silent := sorted(group.stats.keys() - counted):
             facts["Not counted"] = (
                 f"messages in window partition {', '.join(map(str, silent))}, "
                 "which is not read yet or does not answer"
@@ -312,8 +311,7 @@ def _partition_lines(group: ServedGroup, now_ms: int) -> list[PartitionLine]:
             lines.append(PartitionLine(index, owners.get(index, ""), False))
             continue
         state = own.state if own.caught_up or own.state != "releasing" else "catching up"
-        late_ms = overdue_ms(own, now_ms)
-        owner = owners.get(index, group.name)
+        owner, late_ms = owners.get(index, group.name), overdue_ms((own,), now_ms)
         lines.append(PartitionLine(index, owner, True, state, own.pending, late_ms))
     return lines
 
@@ -334,7 +332,13 @@ def _listed(names: Sequence[str]) -> str:
 
 def start_checks(group: ServedGroup) -> tuple[ProbeCheck, ProbeCheck]:
     """Return the conditions under which the start of a dispatcher is over."""
-    return _locks(group), _caught_up(group)
+    reasons = {index: incomplete(stats) for index, stats in group.stats.items()}
+    found = [f"partition {index}: {why}" for index, why in reasons.items() if why]
+    if group.starting:
+        found.append(f"{group.starting} of the processes here are starting")
+    text = "; ".join(found) or "all partitions here"
+    caught_up = ProbeCheck(f"caught up with {group.description.topic}", not found, text)
+    return _locks(group), caught_up
 
 
 def _locks(group: ServedGroup) -> ProbeCheck:
@@ -343,42 +347,22 @@ def _locks(group: ServedGroup) -> ProbeCheck:
     if group.group is None or group.age_s > _OLD_S:
         text = group.problem or "the broker has not reported the owners: is it reachable?"
         return ProbeCheck(name, False, text)
-    count = group.description.window_partitions
-    unowned = [
-        index
-        for index in range(count)
-        if index not in group.stats and index not in group.group.owners
-    ]
-    if unowned:
-        reasons = [group.problem, *(_unowned_reason(group, index) for index in unowned)]
-        why = next((f": {reason}" for reason in reasons if reason), "")
+    if unowned := group.unowned:
+        reasons = dict(group.refusals)
+        reasons |= dict.fromkeys(group.group.unknown, "its broker does not answer")
+        found = (group.problem, *(reasons.get(index, "") for index in unowned))
+        why = next((f": {reason}" for reason in found if reason), "")
         text = f"no dispatcher owns partition {', '.join(map(str, unowned))} yet{why}"
         return ProbeCheck(name, False, text)
-    held = len(group.stats)
+    held, count = len(group.stats), group.description.window_partitions
     text = f"{held} of {count} here, the others elsewhere" if held < count else f"all {count} here"
     return ProbeCheck(name, True, text if held else f"on standby: all {count} elsewhere")
-
-
-def _unowned_reason(group: ServedGroup, index: int) -> str:
-    if group.group is not None and index in group.group.unknown:
-        return "its broker does not answer"
-    return group.refusals.get(index, "")
-
-
-def _caught_up(group: ServedGroup) -> ProbeCheck:
-    """Check that the partitions here have read all that was stored at the takeover."""
-    reasons = {index: incomplete(stats) for index, stats in group.stats.items()}
-    found = [f"partition {index}: {why}" for index, why in reasons.items() if why]
-    if group.starting:
-        found.append(f"{group.starting} of the processes here are starting")
-    text = "; ".join(found) or "all partitions here"
-    return ProbeCheck(f"caught up with {group.description.topic}", not found, text)
 
 
 def _lag(group: ServedGroup, now_ms: int) -> ProbeCheck:
     """Check that no message is overdue for longer than the lead."""
     lead_ms = group.description.levels.smallest_lead_ms
-    lag_ms = max([0, *(overdue_ms(each, now_ms) for each in group.stats.values())])
+    lag_ms = overdue_ms(group.stats.values(), now_ms)
     ok = lag_ms < lead_ms + _STATS_MS
     text = f"{format_duration(lag_ms)} behind; the lead is {format_duration(lead_ms)}"
     return ProbeCheck(f"lag of {group.description.topic}", ok, text)

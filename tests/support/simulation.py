@@ -1,15 +1,17 @@
-"""A dispatcher's publishing against a simulated broker, one step at a time, without threads.
+"""The owner of a window partition on a simulated broker, one step at a time, without threads.
 
-The publisher, the delay queue, the pool of targets and the topics for messages that are set aside
-are the real ones. Simulated are the broker with its client, the journal, and the mover that brings
-held messages back.
+The owner is the real one, with all its parts. Simulated are the broker with its client, the journal
+topic, the reading of the window topic, and the mover that brings held messages back.
 
 The broker stores messages, refuses producers, drops confirmations, closes connections with some
 messages in flight stored and others not, forgets the last sequence ID of a producer that is away,
 deletes topics, and dies, so that another one serves the topic later. A takeover ends the process
 at any step: of the journal, everything that was confirmed remains, and some of the rest. A process
-that was only suspended goes on after the takeover. No message may be sent to its target before it
-is due, after it has expired, or while its target is paused.
+that was only suspended goes on after the takeover.
+
+Every step is checked: no message is sent before it is due, after it has expired, or while its
+target is paused; due messages are taken in the order of due times and positions; and the source is
+acknowledged only up to what has its end, and to where the confirmed journal says so.
 """
 
 from __future__ import annotations
@@ -22,37 +24,51 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
-import numpy as np
 import pulsar
 
 from delaylevel.cluster.port import PartitionStats, TopicMetadata
-from delaylevel.cluster.targets.pool import TargetKey, TargetPool
-from delaylevel.dispatcher.cancellations import UNCLEAR_MS
-from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.cluster.targets.pool import TargetKey
+from delaylevel.dispatcher import owner as owner_module
+from delaylevel.dispatcher.fetcher import CAUGHT_UP, EntryEnd
 from delaylevel.dispatcher.host import Host
-from delaylevel.dispatcher.journal.records import Intent, Record, encode, unpack
+from delaylevel.dispatcher.journal.records import Intent, Record, encode, pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import LostOwnershipError
-from delaylevel.dispatcher.owner import FAILOVER_S
-from delaylevel.dispatcher.publishing.outcomes import CancellationDesk
-from delaylevel.dispatcher.publishing.publisher import BatchPublisher
-from delaylevel.dispatcher.publishing.set_aside import SetAsideTopics
-from delaylevel.dispatcher.publishing.targets import TargetPartitions
+from delaylevel.dispatcher.owner import DispatchSettings, PartitionOwner
 from delaylevel.dispatcher.record import Cancellation, FetchedBatch, WindowMessage, identity
 from delaylevel.errors import BrokerError, BrokerUnreachableError
 from delaylevel.model import envelope as env
-from delaylevel.model.level_topic import ALL, Expired, FinalWindow, Role
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import ALL, Expired, FinalWindow
 from delaylevel.model.outcome import Outcome
-from delaylevel.model.position import Position, SourcePartition
+from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
-from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
+from delaylevel.structures.segments.pending import SpillFullError
 from support.fakes import FakeAdmin, FakeMessageId, describe
 
 T0 = 1_800_000_000_000
 TARGETS = ("persistent://public/default/orders", "persistent://public/default/invoices")
 TOO_BIG = b"too big"
 OK = pulsar.Result.Ok
+GRACE_MS = 1_000
+# Number of due messages that an owner takes at once.
+_BATCH = 5
+# Shape of the window topic: messages of a ledger, and of an entry.
+_LEDGER, _ENTRY = 10, 3
+
+
+def place_of(index: int) -> Position:
+    """Return the position of a message in the window topic, by its number there."""
+    ledger, rest = divmod(index, _LEDGER)
+    return Position(1 + ledger, *divmod(rest, _ENTRY))
+
+
+def packed(index: int) -> int:
+    """Return this position in the form of the journal."""
+    at = place_of(index)
+    return pack(at.ledger, at.entry << 10 | at.batch)
 
 
 def target_of(name: str) -> str:
@@ -95,7 +111,7 @@ class Time:
     def now_ms(self) -> int:
         return T0 + int(self.seconds * 1000)
 
-    def now_s(self) -> float:
+    def monotonic_s(self) -> float:
         return self.seconds
 
 
@@ -193,6 +209,7 @@ class Producer:
             assert not self.numbered or number
             if not number or number > topic.last.get(self.name, -1):
                 topic.messages += entry.messages
+                self.broker.stored.update(each.get(env.ID, "") for _, each in entry.messages)
                 if topic.subscribed:
                     topic.delivered += [properties[env.ID] for _, properties in entry.messages]
                 if number:
@@ -276,6 +293,8 @@ class Broker(FakeAdmin):
     Attributes:
         on_send: function that is called with target and ID of each message that is sent to it.
         failed: True once messages were stored without a confirmation.
+        stored: IDs of all messages that any topic has stored, also a deleted one.
+        acknowledged: position up to which the window topic is acknowledged.
     """
 
     failed = False
@@ -287,6 +306,8 @@ class Broker(FakeAdmin):
         self.topics: dict[str, Topic] = {}
         self.every_topic: list[Topic] = []  # also the deleted ones
         self.producers: list[Producer] = []
+        self.stored: set[str] = set()
+        self.acknowledged = EARLIEST
         self.on_send: Callable[[str, str], None] = lambda target, message_id: None
 
     def topic(self, name: str) -> Topic:
@@ -323,7 +344,10 @@ class Broker(FakeAdmin):
     # -- the admin interface
 
     def last_message_id(self, name: TopicName) -> Position | None:
-        return Position(1, len(self.window) - 1) if self.window else None
+        return place_of(len(self.window) - 1) if self.window else None
+
+    def mark_delete_position(self, name: TopicName, subscription: str) -> Position:
+        return self.acknowledged
 
     def topic_exists(self, topic: TopicName) -> bool:
         return topic.full in self.topics and self.topics[topic.full].exists
@@ -358,14 +382,31 @@ class JournalTopic:
 class SimulatedJournal:
     """The writer of a journal, whose records are stored by `store` or the next `append`."""
 
+    connected = True
+    size_bytes = 0
+
     def __init__(self, topic: JournalTopic, time: Time) -> None:
         topic.writer = self
+        self.is_new = not topic.confirmed
         self._topic = topic
         self._time = time
         self.tail: list[tuple[bytes, float]] = []
         self.stored = 0
         self._proven_s = float("-inf")
         self.fails_after = -1  # number of records; never below 0
+
+    def read(self) -> list[bytes]:
+        return list(self._topic.confirmed)
+
+    @property
+    def read_ms(self) -> int:
+        return self._time.now_ms()
+
+    def claim(self) -> None:
+        """Claim nothing: the last writer is the owner."""
+
+    def close(self) -> None:
+        """Close nothing."""
 
     @property
     def proof_age_s(self) -> float:
@@ -405,16 +446,13 @@ class Simulation:
     """Broker, journal, mover, and the one dispatcher process that runs at a time.
 
     Attributes:
+        owner: the owner of the window partition in the present process.
         sent_ms: time at which each message was sent to its target for the first time, by ID.
         expired: number of times that a message was set aside because of its expiry, by ID.
+        name: function that returns the ID of a message from its number.
     """
 
-    def __init__(
-        self,
-        numbered: bool,
-        directory: Path,
-        partitions: int = 0,
-    ) -> None:
+    def __init__(self, numbered: bool, directory: Path, partitions: int = 0) -> None:
         self.numbered = numbered
         self.directory = directory
         self.clock = Time()
@@ -433,7 +471,9 @@ class Simulation:
         self.sent: dict[str, bytes] = {}
         self.sent_ms: dict[str, int] = {}
         self.expired: Counter[str] = Counter()
+        self.name: Callable[[int], str] = "id-{}".format
         self._times: dict[str, tuple[int, int]] = {}  # due time and expiry, by ID
+        self._arrived_ms: dict[tuple[str, str], int] = {}  # first, by ID and target
         self._in_intents: set[str] = set()  # when the last pause began
         self._may_be_sent: set[str] = set()  # by an earlier process, with sequence IDs
         self.disk_full = False
@@ -448,58 +488,102 @@ class Simulation:
         """Start a process, which takes over from the last one."""
         self.processes += 1
         self.jobs: list[Callable[[], None]] = []
-        self.journal = SimulatedJournal(self.journal_topic, self.clock)
         state = JournalState.read(self.journal_topic.confirmed, 1000)
         for intent in state.open_intents.values():
             if intent.first:
                 self._may_be_sent.update(self._names(intent))
-        self.overflows = 0
-        self.queue = DelayQueue(
-            state,
-            self.segments(f"pending-{self.processes}"),
-            clock=self.clock,
-            overflow=self.overflow,
-            grace_ms=1000,
-            unclear_until_ms=self.clock.now_ms() + UNCLEAR_MS if self.processes > 1 else 0,
-        )
         host = Host(
             self.broker,
             self.broker,  # type: ignore[arg-type]
-            SimpleNamespace(latest=lambda: self.description),  # type: ignore[arg-type]
+            SimpleNamespace(latest=lambda: self.description, is_current=lambda: True),  # type: ignore[arg-type]
             self.clock,
             start=self.jobs.append,
-            now_s=self.clock.now_s,
+            now_s=self.clock.monotonic_s,
         )
-        self.stats = host.stats
-        self.desk = CancellationDesk(
+        lock = SimpleNamespace(connected=True, acknowledge=self._acknowledge)
+        settings = DispatchSettings(
+            self.directory,
+            list(Delivery)[self.numbered],
+            remember=1000,
+            cancel_grace_ms=GRACE_MS,
+        )
+        self.owner = owner = PartitionOwner(
             host,
-            self.queue,
-            self.journal,  # type: ignore[arg-type]
-            SourcePartition(self.description.topic, "window", Role.WINDOW, 0, 1, 0),
-        )
-        self.set_aside: SetAsideTopics[Any] = SetAsideTopics(host)
-        self._watch_expiry(self.set_aside)
-        self.pool: TargetPool[Any] = TargetPool(
+            0,
+            lock,  # type: ignore[arg-type]
+            self.directory / f"pending-{self.processes}",
+            settings,
             lambda target: self.broker,
-            self.broker,  # type: ignore[arg-type]
-            name="dispatch" if self.numbered else "",
-            pause_s=lambda: 1.0,
-            patience_s=FAILOVER_S,
-            loop=host.loop,
         )
+        self.journal = SimulatedJournal(self.journal_topic, self.clock)
+        with patch.object(owner_module, "Journal", lambda *_: self.journal):
+            owner.take_over(contextlib.ExitStack())
+        self.stats, self.queue, self.desk = host.stats, owner._queue, owner._desk
+        self.publisher, self.pool = owner._publisher, owner._publisher.pool
+        self.set_aside = owner._flights._set_aside
+        self._watch_disk(self.queue.waiting)
+        self._watch_expiry(self.set_aside)
         self._watch_sends(self.pool, self._check_sends)
-        self.publisher = BatchPublisher(
-            host,
-            self.queue,
-            self.pool,
-            self.journal,  # type: ignore[arg-type]
-            self.set_aside,
-            TargetPartitions(host) if self.numbered else None,
-        )
-        self.publisher.flights.resolve_earlier()
-        self.journal.snapshot(state.snapshot())
+        self._watch_order(self.queue)
         self.offered = 0
         self.offer()
+        owner.take_in(CAUGHT_UP)
+
+    def _watch_disk(self, waiting: Any) -> None:
+        """Let no further files be written while the disk is full."""
+        overflow = waiting._overflow
+
+        def checked() -> Any:
+            if self.disk_full:
+                raise SpillFullError("no space", reason="no space")
+            return overflow()
+
+        waiting._overflow = checked
+
+    def _watch_order(self, queue: Any) -> None:
+        """Check that messages come out of the queue when they are due, and in this order."""
+        advance = queue.advance
+        by_position = {packed(index): index for index in range(len(self.window))}
+
+        def checked(now_ms: int, *most: int) -> Any:
+            before = queue.cancelling.passed_over
+            batch = advance(now_ms, *most)
+            if batch is None:
+                next_ms = queue.pending.next_due_ms
+                # After many cancelled messages, the next ones are left to the next call.
+                dropped = before - queue.cancelling.passed_over
+                assert next_ms is None or next_ms > now_ms or dropped >= 20, "a message is late"
+            else:
+                rows = list(zip(batch.due_ms.tolist(), batch.positions.tolist(), strict=True))
+                assert rows == sorted(set(rows)), "messages are not in due order"
+                assert rows[-1][0] <= now_ms, "a message is early"
+                for index in range(len(by_position), len(self.window)):
+                    by_position[packed(index)] = index
+                found = [self.window[by_position[position]] for _, position in rows]
+                assert [tuple(each) for each in batch.messages] == [tuple(each) for each in found]
+            return batch
+
+        queue.advance = checked
+
+    def _acknowledge(self, source: SourcePartition, end: Position) -> None:
+        """Acknowledge the window topic; only what has its end, as the journal must say."""
+        state = JournalState.read(self.journal_topic.confirmed, 1000)
+        last = -1
+        for index, message in enumerate(self.window):
+            if place_of(index) >= end:
+                break
+            last = index
+            if place_of(index) < self.broker.acknowledged:
+                continue
+            name = message.message_id
+            if isinstance(message, Cancellation):
+                assert name in self.outcomes(), f"{name} has no outcome, and is acknowledged"
+            else:
+                gone = state.cancelled.is_duplicate(message.id, message.id_key)
+                ended = name in self.broker.stored or self.expired[name] or gone
+                assert ended, f"{name} has no end, and is acknowledged"
+        assert state.low_watermark > packed(last), "the journal does not allow to acknowledge this"
+        self.broker.acknowledged = end
 
     def _watch_expiry(self, topics: Any) -> None:
         """Note what expires, and check that it does not before its time."""
@@ -553,53 +637,37 @@ class Simulation:
     def _on_send(self, target: str, message_id: str) -> None:
         self.sent_ms.setdefault(message_id, self.clock.now_ms())
 
-    def segments(self, name: str) -> PendingSegments:
-        return PendingSegments(self.directory / name, budget_bytes=1 << 20, clock=self.clock.now_ms)
-
-    def overflow(self) -> PendingSegments:
-        """Return segments for messages that wait, unless the disk is full."""
-        if self.disk_full:
-            raise SpillFullError("no space", reason="no space")
-        self.overflows += 1
-        return self.segments(f"slow-{self.overflows}")
-
     def offer(self) -> None:
-        """Offer everything that the window topic has and this process has not read."""
+        """Let the process read what the window topic has and it has not read, and the answers."""
         batch = FetchedBatch()
-        for entry, message in enumerate(self.window[self.offered :], self.offered):
-            batch.ledger_ids.append(1)
-            batch.entry_ids.append(entry << 10)
+        for index in range(self.offered, len(self.window)):
+            message, place = self.window[index], place_of(index)
+            batch.ledger_ids.append(place.ledger)
+            batch.entry_ids.append(place.entry << 10 | place.batch)
             batch.due_ms.append(message.due_ms)
             is_message = isinstance(message, WindowMessage)
             batch.records.append(tuple(message) if is_message else message)
             batch.cancellations += not is_message
-        self.queue.offer(batch)
+        self.owner.take_in(batch)
         self.offered = len(self.window)
+        if batch.records and place_of(self.offered).batch == 0:
+            self.owner.take_in(EntryEnd(batch.ledger_ids[-1], batch.entry_ids[-1]))
 
     def cycle(self) -> None:
-        """Let the process do all that it can do now, as the owner's loop does.
+        """Let the process do all that it can do now, as the owner's task does.
 
         A topic of our own that takes no messages ends the process, and another one starts.
         """
         try:
-            self._cycle()
+            self.offer()
+            self._release()
         except BrokerError:
             self.takeover(random.Random(len(self.window)))
 
-    def _cycle(self) -> None:
-        self.offer()
-        self.publisher.flights.process()
-        self.desk.process()
-        self.publisher.publish_waiting()
-        while self.publisher.ready:
-            batch = self.queue.advance(self.clock.now_ms(), 5)
-            if batch is None:
-                break
-            self.publisher.publish(batch)
-        self.publisher.flights.send_prepared()
-        self.publisher.warm_up()
-        self.publisher.pool.close_idle()
-        self.desk.tidy_up()
+    def _release(self) -> None:
+        with patch.object(owner_module, "_BATCH", _BATCH):
+            self.owner.release()
+        self.owner.tidy_up()
 
     def takeover(self, rng: random.Random, *, worst: bool = False) -> None:
         """End the process at once, and start another one.
@@ -623,15 +691,11 @@ class Simulation:
         """
         with contextlib.suppress(BrokerError):
             for _ in range(rounds):
-                self.publisher.flights.send_prepared()
+                self.owner.drain()
                 for producer in list(self.broker.producers):
                     producer.store(rng.randint(0, len(producer.wire)))
                     producer.confirm(rng.randint(0, len(producer.answers)))
-                self.publisher.flights.process()
-            self.publisher.flights.write_commits()
-            self.desk.finish()
-            if rng.randint(0, 1):  # otherwise it is killed before
-                self.journal.snapshot(self.queue.state.snapshot())
+            self.owner.finish()
         self.takeover(rng)
 
     def suspend(self, seconds: float, rng: random.Random) -> None:
@@ -640,8 +704,7 @@ class Simulation:
         Args:
             seconds: time until the takeover.
         """
-        queue, pool, publisher, desk = self.queue, self.pool, self.publisher, self.desk
-        set_aside = self.set_aside
+        owner, pool, set_aside = self.owner, self.pool, self.set_aside
         self.disconnect(rng)
         self.wait(seconds)
         self.start()
@@ -659,16 +722,11 @@ class Simulation:
         self._watch_sends(pool, send)
         # It has lost the partition, if its journal had not failed before.
         with contextlib.suppress(BrokerError):
-            publisher.flights.process()
-            set_aside._places.put = put_aside  # type: ignore[method-assign]
-            publisher.publish_waiting()
-            batch = queue.advance(self.clock.now_ms(), 5) if publisher.ready else None
-            if batch is not None:
-                publisher.publish(batch)
-            publisher.flights.send_prepared()
-            publisher.warm_up()
-            desk.process()
-        queue.close()
+            owner.take_in()  # it may repeat what it has set aside before
+            set_aside._places.put = put_aside  # type: ignore[assignment, method-assign]
+            owner.release()
+            owner.tidy_up()
+        owner._queue.close()
 
     def disconnect(self, rng: random.Random) -> None:
         """Break the connections of the process; some of what is on its way is stored."""
@@ -700,8 +758,8 @@ class Simulation:
         for index in range(count):
             number = len(self.sent)
             value = TOO_BIG if too_big else b"%d" % number
-            self.sent[f"id-{number}"] = value
-            names.append(f"id-{number}")
+            names.append(self.name(number))
+            self.sent[names[-1]] = value
             delay_ms = due_in_ms[index % len(due_in_ms)]
             after_ms = expires_after_ms[index % len(expires_after_ms)]
             expires_ms = self.clock.now_ms() + delay_ms + after_ms if after_ms else 0
@@ -720,6 +778,7 @@ class Simulation:
     ) -> None:
         due_ms = self.clock.now_ms() + due_in_ms
         self._times[message_id] = due_ms, expires_ms
+        self._arrived_ms.setdefault((message_id, target), self.clock.now_ms())
         key, number = identity(message_id, target, "", attempt)
         properties = {env.ID: message_id, env.DUE: str(due_ms)}
         fields = key, number, due_ms, target, "", attempt, message_id, "", "", 0, properties, value
@@ -736,13 +795,13 @@ class Simulation:
         self.description = replace(self.description, pauses=pauses)
 
     def _names(self, intent: Intent) -> list[str]:
-        entries = unpack(intent.positions)[1].tolist()
-        return [self.window[entry >> 10].message_id for entry in entries]
+        names = {packed(index): each.message_id for index, each in enumerate(self.window)}
+        return [names[position] for position in intent.positions.tolist()]
 
-    def cancel(self, number: int, target: str) -> None:
+    def cancel(self, number: int, target: str, due_in_ms: int = 10) -> None:
         """Cancel the message with a number, which may not be there yet."""
-        message_id = f"id-{number}"
-        due_ms = self.clock.now_ms() + 10
+        message_id = self.name(number)
+        due_ms = self.clock.now_ms() + due_in_ms
         key, identifier = identity(message_id, target, "")
         self.window.append(Cancellation(key, identifier, due_ms, target, message_id, ""))
 
@@ -753,7 +812,21 @@ class Simulation:
         for _, properties in topic.messages if topic else []:
             outcome = Outcome.read(properties)
             found.setdefault(outcome.id, set()).add(outcome.status.value)
+            self._check_reason(outcome)
         return found
+
+    def _check_reason(self, outcome: Outcome) -> None:
+        letters = self.broker.topics.get(self.description.dead_letter_topic.partition(0).full)
+        dead = any(each[env.ID] == outcome.id for _, each in letters.messages) if letters else False
+        assert outcome.decided_ms is not None
+        if "no such message" in outcome.reason and not dead:
+            first_ms = self._arrived_ms.get((outcome.id, outcome.target))
+            assert outcome.decided_ms >= outcome.due_ms + GRACE_MS
+            assert first_ms is None or first_ms >= outcome.due_ms + GRACE_MS, "it was there"
+        elif "held" in outcome.reason:
+            assert outcome.id in self.broker.stored, f"{outcome.id} was never held"
+        if outcome.released_ms is not None:
+            assert self.sent_ms[outcome.id] <= outcome.released_ms <= outcome.decided_ms
 
     def bring_back(self) -> None:
         """Let a mover bring back the messages of the held topic."""
@@ -879,9 +952,16 @@ class Simulation:
             resting = self.offered == len(self.window) and not len(self.queue)
             resting = resting and not self.queue.cancelling.passed_over
             resting = resting and self.desk.next_look_s is None  # no outcome is on its way
+            resting = resting and self._all_is_acknowledged
             if round_number > 20 and resting and not (self.jobs or self.publisher.busy):
                 return
         raise AssertionError("it does not come to rest")
+
+    @property
+    def _all_is_acknowledged(self) -> bool:
+        """True if the source is acknowledged up to the last entry."""
+        last = len(self.window) - 1
+        return last < 0 or self.broker.acknowledged >= place_of(last).entry_start
 
     def check(self) -> None:
         """Check that each message is released, expired or cancelled.
@@ -920,6 +1000,3 @@ class Simulation:
                 assert bool(copies) != bool(expired), f"{message_id} expired, and was published"
                 assert copies <= 1, f"{message_id} was published {copies} times"
         assert not self.queue.waiting.targets
-        if self.window:
-            low_watermark = np.array(self.queue.low_watermark())
-            assert unpack(low_watermark)[1] >> 10 >= len(self.window) - 1

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
@@ -90,10 +89,11 @@ class CancellationDesk:
         self._answered: list[int] = []
         self._answer_s = 0.0
         self._again_ms = 0  # no further decisions are postponed to an earlier time
-        # The question for the last stored message, in the background, and when it was asked.
-        self._proof: Future[Position | None] | None = None
-        self._asked_ms = 0
-        self._proof_s = 0.0
+        # The question for the last stored message, in the background: the time at which it was
+        # asked, and the answer.
+        self._asks = False
+        self._proof: tuple[int, Position | None] | None = None
+        self._ask_again_s = 0.0
         self._expire_s = host.now_s() + _EXPIRE_EVERY_S
 
     @property
@@ -114,7 +114,7 @@ class CancellationDesk:
             return now_s + _LOOK_S
         if self._answered:
             return self._answer_s
-        return now_s + _RETRY_S if self._unconfirmed or self._proof is not None else None
+        return now_s + _RETRY_S if self._unconfirmed or self._asks else None
 
     def process(self) -> None:
         """Decide, publish outcomes, and release cancellations whose outcomes are stored."""
@@ -223,32 +223,25 @@ class CancellationDesk:
     def _prove(self) -> None:
         """Find out if everything is read that was stored before some cancellations ended."""
         now_ms, proof_ms = self._host.clock.now_ms(), self._cancelling.proof_ms
-        proof = self._proof
-        if proof is None:
-            if proof_ms is None or now_ms < proof_ms or self._now_s() < self._proof_s:
-                return
-            proof = self._proof = Future()
-            self._asked_ms = now_ms
-            self._host.start(partial(self._ask, proof))
-        if not proof.done():
-            return
-        # Everything up to that message was stored before the question. What comes later arrived
-        # after the end of the wait.
-        if proof.exception() is not None:
-            self._proof, self._proof_s = None, self._now_s() + _RETRY_S
-            return
-        last = proof.result()
-        if last is None or self._queue.open.has_read(pack_message(last)):
-            self._proof = None
-            self._cancelling.everything_is_read(self._asked_ms)
+        is_time = proof_ms is not None and now_ms >= proof_ms
+        if is_time and not self._asks and self._now_s() >= self._ask_again_s:
+            self._asks = True
+            self._host.start(partial(self._ask, now_ms))
+        if self._proof is not None:
+            # Everything up to that message was stored before the question. What comes later
+            # arrived after the end of the wait.
+            asked_ms, last = self._proof
+            if last is None or self._queue.open.has_read(pack_message(last)):
+                self._proof, self._asks = None, False
+                self._cancelling.everything_is_read(asked_ms)
 
-    def _ask(self, answer: Future[Position | None]) -> None:
+    def _ask(self, now_ms: int) -> None:
         """Look for the last stored message, in a thread of its own."""
         try:
-            answer.set_result(self._host.admin.last_message_id(self._source.name))
+            self._proof = now_ms, self._host.admin.last_message_id(self._source.name)
         except Exception as error:  # it is asked again
             log.warning("the end of a window partition is not known: %s", error)
-            answer.set_exception(error)
+            self._ask_again_s, self._asks = self._now_s() + _RETRY_S, False
         self._host.events.wake()
 
     def _expire_quietly(self) -> None:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 # Partitions that were added are used after this time at the latest.
 _LIFETIME_S = 30.0
 _RETRY_S = 1.0
+_NOTHING = None, float("-inf")
 # Without a call in Python for each message.
 _TARGET = attrgetter("target", "schema", "compression")
 _PROPERTIES = attrgetter("properties")
@@ -53,44 +54,39 @@ class TargetPartitions:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._found: dict[str, tuple[int | str, float]] = {}
+        # The last answer for each topic, and the monotonic time until which it is not asked again.
+        self._found: dict[str, tuple[int | str | None, float]] = {}
         self._asked: set[str] = set()
-        self._ask_at_s: dict[str, float] = {}
 
     def count(self, topic: str) -> int | str | None:
         """Return the number; 0 if not partitioned, a reason if not writable, None if unknown."""
-        found = self._found.get(topic)
         now_s = self._host.now_s()
-        if found is not None and now_s <= found[1]:
-            return found[0]
-        self._ask(topic, now_s)
-        found = self._found.get(topic)
-        if found is None or (isinstance(found[0], str) and now_s > found[1]):
-            return None  # a reason is worth nothing after its time
-        return found[0]
+        if now_s > self._found.get(topic, _NOTHING)[1]:
+            self._ask(topic)
+        found, until_s = self._found.get(topic, _NOTHING)
+        # A number stays in use until the next answer, a reason does not.
+        return None if isinstance(found, str) and now_s > until_s else found
 
     def of(self, message: WindowMessage, count: int) -> int:
         """Return the target partition of a message."""
         return java_string_hash(message.key or message.ordering_key or message.message_id) % count
 
-    def _ask(self, topic: str, now_s: float) -> None:
-        if topic in self._asked or now_s < self._ask_at_s.get(topic, 0.0):
+    def _ask(self, topic: str) -> None:
+        if topic in self._asked:
             return
         self._asked.add(topic)
 
         def ask() -> None:
+            lifetime_s = _RETRY_S
             try:
                 count = self._count(TopicName.parse(topic))
                 lifetime_s = _RETRY_S if isinstance(count, str) else _LIFETIME_S
-                self._found[topic] = (count, self._host.now_s() + lifetime_s)
             except Exception as error:  # without any answer, the messages would wait for ever
                 if not isinstance(error, BrokerError):
                     log.exception("cannot count the partitions of %s", topic)
-                # A number that is known stays in use.
-                self._ask_at_s[topic] = self._host.now_s() + _RETRY_S
-                if not isinstance(self._found.get(topic, ("",))[0], int):
-                    reason = f"no answer ({error_name(error)})"
-                    self._found[topic] = (reason, self._host.now_s() + _RETRY_S)
+                known, _ = self._found.get(topic, _NOTHING)
+                count = known if isinstance(known, int) else f"no answer ({error_name(error)})"
+            self._found[topic] = count, self._host.now_s() + lifetime_s
             self._asked.discard(topic)
             self._host.events.wake()
 

@@ -37,7 +37,8 @@ ACTIONS = (
     "confirm", "fail", "refuse", "accept", "forget", "replace", "takeover", "takeover", "wait",
     "own", "held", "own fails", "disk", "ahead", "ahead", "ahead", "soon", "turn", "turn",
     "turn", "journal", "crash", "suspend", "race", "race", "hand over", "hand over",
-    "cancel", "cancel", "cancel early", "cancel and takeover", "copy", "copy",
+    "cancel", "cancel", "cancel early", "cancel wrong", "cancel and takeover",
+    "copy", "copy", "again",
     "lose", "lose", "fail over", "reconnect", "pass time",
     "expiring", "expiring", "pause", "pause all", "resume", "resume", "spread",
 )  # fmt: skip
@@ -185,7 +186,11 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
     elif action == "cancel early":
         run.cancel(len(run.sent), target)
         run.cycle()
-        run.send(1, target, too_big=False, due_in_ms=(10 + 50 * amount,))
+        if amount:  # otherwise it never comes, or with a later name
+            run.send(1, target, too_big=False, due_in_ms=(10 + 50 * amount,))
+    elif action == "cancel wrong":
+        # Its due time is not that of the message, and its end comes earlier or later.
+        run.cancel(max(len(run.sent) - 1 - amount, 0), target, (-3_000, 3_000)[amount % 2])
     elif action == "cancel and takeover":
         run.send(2, target, too_big=False, due_in_ms=(1_000, 250))
         for number in (len(run.sent) - 1, len(run.sent) - 2):
@@ -201,8 +206,12 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
     elif action == "copy":
         originals = [each for each in run.window if isinstance(each, WindowMessage)]
         if originals:
-            run.window.append(originals[-1 - amount % len(originals)])
+            run.window += [originals[-1 - amount % len(originals)]] * (1 + amount % 2)
             run.cycle()
+    elif action == "again":
+        # The reader connects again, and reads some messages once more.
+        run.offered = max(run.offered - 3 * amount, 0)
+        run.cycle()
     elif action == "held":
         run.bring_back()
     elif action == "expiring":
@@ -229,6 +238,8 @@ def run_all(
         run = Simulation(numbered, Path(directory), partitions)
         policy = list(Expired)[len(actions) % 2]
         default_ms = (0, 0, 800)[len(actions) % 3]
+        # Some have the ID that a position gives them.
+        run.name = lambda number: f"levels:7:{number}:0" if number % 3 == 0 else f"id-{number}"
         run.description = replace(run.description, expired=policy, expire_after_ms=default_ms)
         for action, which, amount in actions:
             step(run, action, which, amount, replacing)
@@ -238,13 +249,15 @@ def run_all(
     return run
 
 
-def search_runs(numbered: bool, replacing: bool, partitions: int = 0) -> None:
+def search_runs(
+    numbered: bool, replacing: bool, partitions: int = 0, actions: tuple[str, ...] = ACTIONS
+) -> None:
     @examples(
         RUNS,
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
-    @given(steps(ACTIONS))
+    @given(steps(actions))
     def search(actions: list[tuple[str, int, int]]) -> None:
         run_all(numbered, replacing, actions, partitions)
 
@@ -260,6 +273,17 @@ def test_nothing_is_lost_or_published_twice(numbered: bool, replacing: bool) -> 
 @pytest.mark.parametrize("numbered", [False, True])
 def test_nothing_is_lost_or_published_twice_in_partitions(numbered: bool) -> None:
     search_runs(numbered, False, partitions=2)
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_no_cancelled_message_is_forgotten_while_it_is_pending(
+    numbered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = journal_state.CancelledIds.__init__
+    monkeypatch.setattr(journal_state.CancelledIds, "__init__", lambda self, _: create(self, 2))
+    # Copies are recognized by these IDs, too, and a copy is forgotten with them.
+    actions = tuple(action for action in ACTIONS if action != "copy")
+    search_runs(numbered, False, actions=actions + ("cancel", "cancel and takeover") * 4)
 
 
 def test_the_runs_reach_everything() -> None:
