@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
@@ -36,9 +36,6 @@ from .targets.send_state import EntryLimits, SendOutcome, Sent, Settled
 from .threads import HostLoop, at_once
 
 log = logging.getLogger(__name__)
-
-#: A message, its properties, and the time until which the broker holds it (None: not at all).
-Outgoing: TypeAlias = "tuple[Payload, dict[str, str], int | None]"
 
 #: Every message is a batch. The client's limit counts the properties of a batched message, but not
 #: the metadata of its entry, so whatever was stored unbatched fits into such a batch.
@@ -107,18 +104,11 @@ class OwnProducers(ProducerPool[_Key, Item]):
         self._cuts: dict[Sent[Item], tuple[dict[str, str], Iterator[Form]]] = {}
 
     def send(
-        self,
-        item: Item,
-        topic: str,
-        message: Payload,
-        properties: dict[str, str],
-        deliver_at_ms: int | None,
+        self, item: Item, topic: str, message: Payload, properties: dict[str, str]
     ) -> str | None:
         """Send a message, as `put` does; its item is ``item``."""
         size = len(message.value or b"")
-        return self.put(
-            Sent(item, message, properties, deliver_at_ms, 0, size, self._loop.now_s()), topic
-        )
+        return self.put(Sent(item, message, properties, None, 0, size, self._loop.now_s()), topic)
 
     def put(self, sent: Sent[Item], topic: str) -> str | None:
         """Send a message, unless its topic refused to be opened a moment ago.
@@ -228,8 +218,8 @@ class DeadLetterTopic:
             client, topic, HostLoop(at_once, wake=self._woken.set)
         )
 
-    def store(self, messages: Iterable[Outgoing]) -> None:
-        """Store messages, and wait for the confirmations.
+    def store(self, messages: Iterable[tuple[Payload, dict[str, str]]]) -> None:
+        """Store messages with their properties, and wait for the confirmations.
 
         If it fails, some of the messages may be stored.
 
@@ -238,8 +228,8 @@ class DeadLetterTopic:
         """
         producers = self._producers
         try:
-            for message, properties, _ in messages:
-                reason = producers.send(None, self._topic, message, properties, None)
+            for message, properties in messages:
+                reason = producers.send(None, self._topic, message, properties)
                 self._check(reason)
             until_s = time.monotonic() + _PATIENCE_S
             while producers.load[0]:

@@ -364,7 +364,7 @@ class RetryPublisher:
             schema=producers.declare(SchemaKey.of(message.raw)).reference,
             compression=self._compression,
         )
-        self._letters.store([(fields, properties, None)])
+        self._letters.store([(fields, properties)])
 
     def close(self) -> None:
         """Close the producers; what is being stored fails."""

@@ -24,7 +24,7 @@ from typing import Any
 from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.cluster.own_producers import DeadLetterTopic, Outgoing
+from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler
 from delaylevel.cluster.targets.pool import TargetPool
 from delaylevel.dispatcher.cancellations import UNCLEAR_MS, RecentReleases
@@ -40,7 +40,7 @@ from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
-from delaylevel.model.message import parked_message
+from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import Position
 from delaylevel.mover import hop
 from delaylevel.structures.segments.pending import (
@@ -269,11 +269,11 @@ class PartitionOwner:
     def _set_aside_unnumbered(self, messages: Sequence[tuple[Any, Position]]) -> None:
         """Store messages as dead letters whose batch index is too high; while they are read."""
         # They are not in the journal. An owner that reads their entry again stores them again.
-        letters: list[Outgoing] = []
+        letters: list[tuple[ParkedMessage, dict[str, str]]] = []
         for message, at in messages:
             parked = parked_message(message, at.ledger, at.entry, at.batch)
             properties = hop.dead_letter_properties(parked, self.topic, _UNNUMBERED)
-            letters.append((parked, properties, None))
+            letters.append((parked, properties))
         dead_letters = self.host.description().dead_letter_topic.partition(0).full
         with contextlib.closing(DeadLetterTopic(self.host.client, dead_letters)) as topic:
             topic.store(letters)

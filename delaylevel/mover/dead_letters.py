@@ -322,7 +322,7 @@ def _removed(
     try:
         if rest:
             with closing(DeadLetterTopic(client, source.topic)) as own:
-                own.store((letter.message, letter.message.properties, None) for letter in rest)
+                own.store((letter.message, letter.message.properties) for letter in rest)
         for position in sorted(entries):
             with translate_errors():
                 lock.acknowledge_entry(source, position)

@@ -65,7 +65,7 @@ def test_messages_to_our_topics_share_the_outcome_of_their_entry(
 
         for part in (messages(0, MESSAGES), messages(MESSAGES, MESSAGES), large):
             for message in part:
-                assert not own.send(message, topic.full, message, message.properties, None)
+                assert not own.send(message, topic.full, message, message.properties)
             eventually(settled, "all messages have an outcome")
     everything = {str(number) for number in range(2 * MESSAGES + len(sizes))}
     assert outcomes == dict.fromkeys(everything, SendOutcome.STORED)

@@ -192,7 +192,7 @@ class CancellationDesk:
             outcome = decision.outcome
             assert outcome is not None
             record = _OutcomeRecord(outcome.payload(), outcome.id, outcome.properties())
-            reason = self._outcomes.send(decision, self._topic, record, record.properties, None)
+            reason = self._outcomes.send(decision, self._topic, record, record.properties)
             if reason is not None:
                 self._keep(decision, reason)
         if ready:

@@ -54,7 +54,7 @@ class World:
         own = {DUE: "1000", TARGET: ORDERS, ID: "a", REASON: "unknown", EXPIRES: "1001"}
         topic = DeadLetterTopic(self.client, self.topic)
         message = ParkedMessage(7, 1, -1, 0, "k", "", 0, {}, value)
-        topic.store([(message, {**own, **properties}, None)])
+        topic.store([(message, {**own, **properties})])
         topic.close()
 
     def letters(self) -> list[bytes | None]:
