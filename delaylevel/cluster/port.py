@@ -51,14 +51,11 @@ class LedgerInfo:
     Attributes:
         ledger: the ledger ID.
         entries: number of entries, including acknowledged ones.
-        opened_ms: time at which the broker began to write to it, ms since the epoch; known only
-            for the last one of a partition.
         size: number of bytes of these entries; 0 if it is unknown.
     """
 
     ledger: int
     entries: int
-    opened_ms: int | None = field(default=None, compare=False)
     size: int = field(default=0, compare=False)
 
 

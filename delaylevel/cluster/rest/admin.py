@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import timezone
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -44,7 +43,6 @@ from delaylevel.errors import (
     NotFoundError,
 )
 from delaylevel.model.clock import instant_ms
-from delaylevel.model.formatting import parse_iso
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
@@ -585,13 +583,8 @@ def _ledgers(value: Mapping[str, Any]) -> list[LedgerInfo]:
         # The open ledger has 0 entries and bytes in the list.
         last = found[-1]
         entries = max(last.entries, value.get("currentLedgerEntries", 0))
-        opened = value.get("lastLedgerCreatedTimestamp")
         size = max(last.size, value.get("currentLedgerSize", 0))
-        opened_ms = None
-        if opened:
-            moment = parse_iso(opened)
-            opened_ms = instant_ms(moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc))
-        found[-1] = LedgerInfo(last.ledger, entries, opened_ms, size)
+        found[-1] = LedgerInfo(last.ledger, entries, size=size)
     return found
 
 
