@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -84,6 +85,28 @@ def test_a_mover_locks_new_partitions() -> None:
             world.memory.admin.partition_stats(added).subscriptions["delaylevel"].consumers
         )
         assert consumer.name.startswith("delaylevel-local")
+
+
+@pytest.mark.parametrize("when", ["at first", "after an expansion"])
+def test_a_mover_that_cannot_ask_where_to_begin_locks_nothing(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(WEEK)
+    memory = world.memory.admin
+
+    def away(*_: Any) -> Any:
+        raise BrokerUnreachableError("nothing answers")
+
+    with ExitStack() as stack:
+        if when == "after an expansion":
+            first = stack.enter_context(world.mover())
+            world.description = lifecycle.expand(memory, "orders", 10 * DAY)
+            world.let_pass(31 * SECOND)
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "mark_delete_position", away)
+            with pytest.raises(BrokerUnreachableError):
+                first.run_once() if when == "after an expansion" else world.mover()
+    world.mover().close()
 
 
 def test_a_target_that_was_added_just_now_gets_its_messages() -> None:
