@@ -511,7 +511,7 @@ def describe(settings: Settings, topic: str, output: str) -> None:
     with settings.level_topic(topic) as (_, admin, described):
         at = status(admin, described, SystemClock().now_ms())
         state = status_view(at, undelivered(admin, at))
-    rows = [partition_view(row, at.now_ms) for row in (*at.partitions, *at.others)]
+    rows = [partition_view(row, at.now_ms) for row in at.rows()]
     if output == "json":
         emit_one({**state, "rows": rows}, DESCRIBE, output)
         return

@@ -143,10 +143,10 @@ def deploy(
 ) -> None:
     """Deploy or update the Function of TOPIC.
 
-    The workers' Python needs `delaylevel[functions]`, and pip on the PATH.
+    The workers' Python needs `delaylevel[functions]`.
 
     TOPIC is a business topic or a level topic that was made with `levels create --mover function`.
-    The archive for the workers has wheels of the packages installed here. Only --worker-python
+    The archive for the workers has the packages that are installed here. Only --worker-python
     downloads anything: pip fetches wheels for that Python to this machine.
     """
     from delaylevel.functions import deployment

@@ -1,28 +1,27 @@
-"""The Function as one archive that a worker installs without a network.
+"""The Function as one archive that a worker runs without a network, and without pip.
 
-``NAME/src/`` contains this project, without the parts for Spark and the command line.
-``NAME/deps/`` contains wheels of its requirements, except for ``pulsar-client[functions]``, which
-the worker's Python needs to run any Function. The wheels are made from the packages installed here,
-so they fit a Python of the same minor version on the same kind of machine. For another Python they
-are downloaded on this machine when the archive is built; a worker never downloads anything.
+``NAME/src/`` contains this project, without the parts for Spark and the command line, and its
+requirements, except for ``pulsar-client[functions]``, which the worker's Python needs to run any
+Function. These are the packages installed here, so they fit a Python of the same minor version on
+the same kind of machine. For another Python they are downloaded on this machine when the archive is
+built; a worker never downloads anything.
 """
 
 from __future__ import annotations
 
-import base64
-import csv
-import hashlib
 import importlib.metadata
+import importlib.util
 import io
+import re
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from delaylevel.errors import ConfigError
-from delaylevel.installed import distribution_files, distributions, project_files
 
 NAME = "delaylevel-function"
 FILE_NAME = f"{NAME}.zip"
@@ -38,7 +37,9 @@ _NOT_SHIPPED = (
     "delaylevel/spark_sync/",
     "delaylevel/inspection/",
 )
-_NOT_IN_WHEELS = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
+# Not needed to import a package: tests, headers, sources, caches, programs ("..": bin folders).
+_EXCLUDED_FOLDERS = frozenset({"__pycache__", "tests", "include", "..", ""})
+_EXCLUDED_SUFFIXES = (".pyc", ".pyi", ".pyx", ".pxd", ".pxi", ".h", ".hpp", ".cc", ".a")
 # With a fixed date, the same files give the same archive.
 _DATE = (2020, 1, 1, 0, 0, 0)
 
@@ -58,47 +59,54 @@ class WorkerPython:
 
 def build(worker: WorkerPython | None = None) -> bytes:
     """Return the archive, as a zip file."""
+    names = _distributions(ROOTS)
+    # A distribution may record a file twice.
+    files = dict(_project_files(PARTS))
+    files |= dict(_installed_files(names) if worker is None else _downloaded_files(worker, names))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
-        for inside, path in sorted(project_files(PARTS)):
-            if not inside.startswith(_NOT_SHIPPED):
-                _put(archive, f"{NAME}/src/{inside}", path.read_bytes())
-        names = distributions(ROOTS)
-        wheels = map(repack, names) if worker is None else _download(worker, names)
-        for name, wheel in sorted(wheels):
-            _put(archive, f"{NAME}/deps/{name}", wheel, stored=True)
+        for inside, content in sorted(files.items()):
+            if _is_needed(inside):
+                entry = zipfile.ZipInfo(f"{NAME}/src/{inside}", _DATE)
+                entry.external_attr = 0o644 << 16
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(entry, content)
     return buffer.getvalue()
 
 
-def repack(name: str) -> tuple[str, bytes]:
-    """Return the file name and the content of a wheel made from an installed distribution."""
-    found = importlib.metadata.distribution(name)
-    record: list[tuple[str, str, int | str]] = []
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as wheel:
-        info = ""
-        # A record may list a file twice.
-        for inside, path in sorted(dict(distribution_files(name)).items()):
-            if path.name in _NOT_IN_WHEELS:
-                continue
-            content = path.read_bytes()
-            _put(wheel, inside, content)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
-            record.append((inside, f"sha256={digest.decode()}", len(content)))
-            if PurePosixPath(inside).name == "WHEEL":
-                info = str(PurePosixPath(inside).parent)
-        if not info:
-            raise ConfigError(
-                f"{name} was not installed from a wheel, so no wheel can be made of it: name the "
-                "workers' Python and platform to download it"
-            )
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([*record, (f"{info}/RECORD", "", "")])
-        _put(wheel, f"{info}/RECORD", text.getvalue().encode())
-    return f"{info.removesuffix('.dist-info')}-{_tag(found)}.whl", buffer.getvalue()
+def _is_needed(name: str) -> bool:
+    """Return True if the Function needs a file, given by its path below an entry of sys.path."""
+    inside = PurePosixPath(name)
+    return not (
+        inside.is_absolute()
+        or _EXCLUDED_FOLDERS & set(inside.parts[:-1])
+        or inside.name.endswith(_EXCLUDED_SUFFIXES)
+        or name.startswith(_NOT_SHIPPED)
+    )
 
 
-def _download(worker: WorkerPython, names: tuple[str, ...]) -> list[tuple[str, bytes]]:
+def _project_files(packages: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of the files of this project, which may be an editable install."""
+    for package in packages:
+        # Import paths, not metadata: an editable install records no files.
+        spec = importlib.util.find_spec(package)
+        for location in (spec.submodule_search_locations if spec is not None else None) or ():
+            root = Path(location)
+            for path in filter(Path.is_file, root.rglob("*")):
+                inside = Path(package.replace(".", "/"), path.relative_to(root))
+                yield inside.as_posix(), path.read_bytes()
+
+
+def _installed_files(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    for name in names:
+        for file in importlib.metadata.files(name) or ():
+            path = Path(str(file.locate()))
+            if path.is_file():
+                yield file.as_posix(), path.read_bytes()
+
+
+def _downloaded_files(worker: WorkerPython, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of the files of the same versions for another Python."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--only-binary=:all:", "--python-version", worker.version]
     command += ["--platform", worker.platform, "--implementation", "cp"]
@@ -115,18 +123,32 @@ def _download(worker: WorkerPython, names: tuple[str, ...]) -> list[tuple[str, b
                 f"pip cannot download wheels for Python {worker.version} on {worker.platform}: "
                 f"{answer.stderr.strip()[-400:]}"
             )
-        return [(path.name, path.read_bytes()) for path in Path(folder).glob("*.whl")]
+        for path in Path(folder).glob("*.whl"):
+            with zipfile.ZipFile(path) as wheel:
+                for inside in (each for each in wheel.infolist() if not each.is_dir()):
+                    yield inside.filename, wheel.read(inside)
 
 
-def _tag(found: importlib.metadata.Distribution) -> str:
-    """Return the tags in a wheel's file name; dots join several tags of a kind."""
-    lines = (found.read_text("WHEEL") or "").splitlines()
-    tags = [line.partition(":")[2].strip().split("-") for line in lines if line.startswith("Tag:")]
-    return "-".join(".".join(dict.fromkeys(parts)) for parts in zip(*tags, strict=True))
-
-
-def _put(archive: zipfile.ZipFile, name: str, content: bytes, stored: bool = False) -> None:
-    entry = zipfile.ZipInfo(name, _DATE)
-    entry.external_attr = 0o644 << 16
-    entry.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
-    archive.writestr(entry, content)
+def _distributions(roots: Iterable[str]) -> tuple[str, ...]:
+    """Return installed distributions and their requirements, without this project."""
+    queue = list(roots)
+    found: set[str] = set()
+    while queue:
+        name = re.sub(r"[-_.]+", "-", queue.pop()).lower()  # PEP 503
+        if name in found or name == "delaylevel":
+            continue
+        try:
+            requirements = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            if name in roots:
+                raise ConfigError(
+                    f"{name} is not installed here and cannot be shipped: install it first"
+                ) from None
+            continue  # a requirement of another platform or Python version
+        found.add(name)
+        for line in requirements:
+            requirement, _, marker = line.partition(";")
+            matched = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", requirement.strip())
+            if matched is not None and "extra" not in marker:
+                queue.append(matched.group())
+    return tuple(sorted(found))

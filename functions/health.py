@@ -11,7 +11,7 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import AdminError
 from delaylevel.model.formatting import format_duration, shell
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.topics import status as levelstatus
 from delaylevel.topics.status import LevelTopicStatus
 
@@ -184,10 +184,9 @@ def _why_down(down: list[InstanceStatus], topic: str) -> str:
         return (
             f"{which}; the worker has started it {worst.restarts} times: most likely its Python "
             "lacks `delaylevel[functions]` (python3 on the worker: "
-            "`pip install 'pulsar-client[functions]>=3.13,<3.14'`, and pip on its PATH). Also, "
-            "the archive's wheels must fit it (deploy with --worker-python and "
-            "--worker-platform if it differs from the one here). Only the worker's own output has "
-            "the traceback"
+            "`pip install 'pulsar-client[functions]>=3.13,<3.14'`). Also, the archive's packages "
+            "must fit it (deploy with --worker-python and --worker-platform if it differs from "
+            "the one here). Only the worker's own output has the traceback"
         )
     if worst.error:
         return (
@@ -203,7 +202,7 @@ def _why_behind(level: LevelTopicStatus, topic: str) -> str:
         f"hand-offs are {format_duration(level.behind_ms)} behind, more than the lead of "
         f"{format_duration(lead_ms)}: messages arrive late"
     )
-    readers = [name for row in level.mover_rows for name in row.consumers]
+    readers = [name for row in level.rows(Role.LEVEL, Role.HELD) for name in row.consumers]
     if readers and all(name.startswith(_CONSUMER) for name in readers):
         return (
             f"{late}. The instances work but do not keep up: raise --parallelism with "

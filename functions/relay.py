@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,30 +81,8 @@ def take_confirmed(items: deque[Item], most_gaps: int = MOST_GAPS) -> list[Item]
     return found
 
 
-# Some seconds of an instance's work, in each of two generations of about 10 MB.
-GENERATION = 50_000
-
-
-class RecentIds:
-    """The latest ids that were added: between one and two generations of them.
-
-    Args:
-        generation: number of ids in a generation; the older generation is dropped as a whole.
-    """
-
-    def __init__(self, generation: int = GENERATION) -> None:
-        self._generation = generation
-        self._young: set[Hashable] = set()
-        self._old: set[Hashable] = set()
-
-    def __contains__(self, item: Hashable) -> bool:
-        return item in self._young or item in self._old
-
-    def add(self, item: Hashable) -> None:
-        """Add an id."""
-        if len(self._young) >= self._generation:
-            self._old, self._young = self._young, set()
-        self._young.add(item)
+# Some seconds of an instance's work, in about 15 MB.
+REMEMBERED = 50_000
 
 
 # Intervals between two reads of the description, in s: if messages wait for one, after a failure,
@@ -196,7 +174,8 @@ class Relay:
         self._targets = self._carrier.targets
         self._orders: defaultdict[str, deque[Item]] = defaultdict(deque)
         self._pending: set[tuple[str, int, int, int]] = set()
-        self._acknowledged = RecentIds()
+        # The latest places that were acknowledged, in order.
+        self._acknowledged: OrderedDict[tuple[str, int, int, int], None] = OrderedDict()
         self.in_flight = self.unacknowledged = 0
         self._flushed_s = now_s()
         self._bytes = 0
@@ -387,7 +366,9 @@ class Relay:
 
     def _acknowledge(self, item: Item) -> None:
         self._pending.discard(item.place)
-        self._acknowledged.add(item.place)
+        self._acknowledged[item.place] = None
+        if len(self._acknowledged) > REMEMBERED:
+            self._acknowledged.popitem(last=False)
         try:
             self._raw_consumer.acknowledge(item.message_id)
         except pulsar.PulsarException as error:

@@ -33,7 +33,7 @@ def mover(context: LevelTopicContext) -> Finding:
     if description.mover is Mover.FUNCTION:
         remedy = f"`delaylevel mover deploy {shell(description.topic)}`"
         problems += _function_problems(context, remedy)
-    rows = context.status.mover_rows
+    rows = context.status.rows(Role.LEVEL, Role.HELD)
     idle = [row for row in rows if not row.consumers]
     if idle and not problems:
         all_idle = len(idle) == len(rows)
@@ -167,7 +167,8 @@ def holes(context: LevelTopicContext) -> Finding:
     told = (context.cluster.configuration or {}).get(_RANGES)
     limit = int(told or _DEFAULT_RANGES)
     watched: dict[TopicName, tuple[str, ...]] = {
-        TopicName.parse(row.topic): (SUBSCRIPTION,) for row in context.status.mover_rows
+        TopicName.parse(row.topic): (SUBSCRIPTION,)
+        for row in context.status.rows(Role.LEVEL, Role.HELD)
     }
     for partition, stats in context.target_partitions.items():
         watched[partition] = tuple(stats.subscriptions)

@@ -115,8 +115,7 @@ def targets(context: LevelTopicContext) -> Finding:
         for target, found in context.targets.items()
         if found is not None
     )
-    unsafe = [Problem(item.finding, item.remedy) for item in kept if item is not None]
-    return Finding.of([*gone, *unsafe])
+    return Finding.of([*gone, *filter(None, kept)])
 
 
 def target_schemas(context: LevelTopicContext) -> Finding:

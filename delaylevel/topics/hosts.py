@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.rules import Problem
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import SUBSCRIPTION, Mover, Role
 from delaylevel.model.topic_name import TopicName
@@ -24,7 +25,7 @@ _STALE_MS = 60_000
 
 
 @dataclass(frozen=True)
-class MissingHost:
+class MissingHost(Problem):
     """A mover or dispatcher that does not run, or is connected and does not work.
 
     Attributes:
@@ -32,12 +33,7 @@ class MissingHost:
     """
 
     kind: Literal["mover", "dispatcher"]
-    finding: str
-    remedy: str
     stale: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.finding}: {self.remedy}"
 
 
 def missing_hosts(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> tuple[MissingHost, ...]:
@@ -70,11 +66,11 @@ def _missing_mover(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> Missi
         restart = f" (`delaylevel mover restart {shell(topic)}`)" * function
         says = f"the mover of {topic} does not keep up: {names} is connected, and {overdue}"
         remedy = f"look at its log, and restart it{restart}"
-        return MissingHost("mover", says, remedy, stale=True) if at.late else None
+        return MissingHost(says, remedy, "mover", stale=True) if at.late else None
     absent = f"no mover is running for {topic}"
     if function:
         command = f"`delaylevel mover deploy {shell(at.description.topic)}`"
-        return MissingHost("mover", absent, command)
+        return MissingHost(absent, command, "mover")
     times = [row.subscription.acknowledged_ms for row in at.partitions if row.subscription]
     last_ms = max((time_ms for time_ms in times if time_ms is not None), default=None)
     if at.late:
@@ -84,7 +80,7 @@ def _missing_mover(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> Missi
         absent += f", and {overdue}"
     elif last_ms is not None or any(_had_mover(admin, row) for row in at.partitions):
         return None  # it may run at intervals
-    return MissingHost("mover", absent, f"`delaylevel run {shell(topic)}`")
+    return MissingHost(absent, f"`delaylevel run {shell(topic)}`", "mover")
 
 
 def _had_mover(admin: TopicAdmin, row: PartitionStatus) -> bool:
@@ -106,7 +102,7 @@ def _missing_dispatcher(at: LevelTopicStatus, topic: str) -> MissingHost | None:
         command = f"`delaylevel run {shell(topic)}`"
         if description.mover is not Mover.SERVICE:
             command = f"`delaylevel dispatcher run {shell(description.topic)}`"
-        return MissingHost("dispatcher", f"no dispatcher is running for {topic}", command)
+        return MissingHost(f"no dispatcher is running for {topic}", command, "dispatcher")
     times = [row.oldest_publish_ms for row in at.rows(Role.WINDOW)]
     oldest_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
     if description.pauses or oldest_ms is None:
@@ -116,9 +112,9 @@ def _missing_dispatcher(at: LevelTopicStatus, topic: str) -> MissingHost | None:
     if overdue_ms <= _STALE_MS:
         return None
     return MissingHost(
-        "dispatcher",
         f"the dispatcher of {topic} does not release messages: {names} is connected, and a message "
         f"in the window was due {format_duration(overdue_ms)} ago or earlier",
         f"`delaylevel levels describe {shell(topic)}`, look at its log, and restart it",
+        "dispatcher",
         stale=True,
     )

@@ -19,7 +19,6 @@ from delaylevel.errors import DelayLevelError, NotFoundError
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
-    FinalWindow,
     LevelTopicDescription,
     Member,
     Mover,
@@ -185,11 +184,6 @@ class LevelTopicStatus:
         return self.rows(Role.LEVEL)
 
     @property
-    def others(self) -> tuple[PartitionStatus, ...]:
-        """A row for each partition of held topic, dead letters, window, journal and outcomes."""
-        return self.rows(*(role for role in Role if role is not Role.LEVEL))
-
-    @property
     def problems(self) -> tuple[str, ...]:
         """Missing topics and subscriptions, a line each."""
         found = []
@@ -217,11 +211,6 @@ class LevelTopicStatus:
         )
 
     @property
-    def mover_rows(self) -> tuple[PartitionStatus, ...]:
-        """The rows of the topics that the mover reads: levels and held topic."""
-        return self.rows(Role.LEVEL, Role.HELD)
-
-    @property
     def backlog_entries(self) -> int:
         """Number of entries that are parked in all levels together."""
         return self.entries(Role.LEVEL)
@@ -236,20 +225,9 @@ class LevelTopicStatus:
         """Number of entries that could not be understood."""
         return self.entries(Role.DEAD_LETTER)
 
-    @property
-    def window_entries(self) -> int | None:
-        """Number of entries in the window topic (``tracker``); None with ``broker``."""
-        return self._tracked(Role.WINDOW)
-
-    @property
-    def log_entries(self) -> int | None:
-        """Number of journal entries for a takeover to read (``tracker``); None with ``broker``."""
-        return self._tracked(Role.JOURNAL)
-
-    @property
-    def outcome_entries(self) -> int | None:
-        """Number of outcomes that are kept (``tracker``); None with ``broker``."""
-        return self._tracked(Role.OUTCOMES)
+    def tracked_entries(self, role: Role) -> int | None:
+        """Return the entries in a topic that belongs to a tracker; None with ``broker``."""
+        return self.entries(role) if self.description.cancellable else None
 
     @property
     def dispatchers(self) -> tuple[str, ...]:
@@ -290,11 +268,6 @@ class LevelTopicStatus:
     def consumers(self) -> tuple[str, ...]:
         """The names of the levels' consumers, sorted."""
         return self._consumers(Role.LEVEL)
-
-    def _tracked(self, role: Role) -> int | None:
-        if self.description.final_window is not FinalWindow.TRACKER:
-            return None
-        return self.entries(role)
 
     def _consumers(self, role: Role) -> tuple[str, ...]:
         return tuple(sorted({name for row in self.rows(role) for name in row.consumers}))
@@ -434,8 +407,9 @@ def backlog_series(part: str, found: Mapping[str, LevelTopicStatus] | None) -> I
         dead.add_metric((topic,), item.dead_letter_entries)
         for name, entries, _ in item.levels:
             parked.add_metric((topic, name), entries)
-        if item.window_entries is not None:
-            window.add_metric((topic,), item.window_entries)
+        in_window = item.tracked_entries(Role.WINDOW)
+        if in_window is not None:
+            window.add_metric((topic,), in_window)
     yield from (lag, held, dead, parked, window)
 
 

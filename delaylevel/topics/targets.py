@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from delaylevel.cluster.port import PartitionStats, TopicAdmin, TopicPolicies
+from delaylevel.cluster.rules import Problem
 from delaylevel.cluster.targets.receivers import has_receivers, topic_stats
 from delaylevel.errors import AdminError, ConflictError, LevelTopicError
 from delaylevel.model.formatting import shell
@@ -20,20 +20,9 @@ from delaylevel.model.topic_name import TopicName
 from .members import WAIT_S, await_true
 
 
-@dataclass(frozen=True)
-class UnsubscribedTarget:
-    """A business topic that is missing, or that nobody can receive from."""
-
-    finding: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.finding}: {self.remedy}"
-
-
 def unsubscribed(
     admin: TopicAdmin, topic: TopicName, stats: Collection[PartitionStats] | None = None
-) -> UnsubscribedTarget | None:
+) -> Problem | None:
     """Return what is wrong with a topic that is missing, or that nobody can receive from.
 
     None if it has receivers: see `has_receivers`, the rule by which messages are held.
@@ -42,14 +31,14 @@ def unsubscribed(
     if stats is None:
         found = topic_stats(admin, topic)
         if found is None:
-            return UnsubscribedTarget(
+            return Problem(
                 f"{topic.short} does not exist, and messages that are due for it are held",
                 f"subscribe to it, or let it be without subscriptions: {keep}",
             )
         stats = found.values()
     if has_receivers(admin, topic, stats):
         return None
-    return UnsubscribedTarget(
+    return Problem(
         f"{topic.short} has no subscription and no known retention, and messages for it are held",
         f"subscribe to it, or let it be without subscriptions: {keep}",
     )

@@ -56,7 +56,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 ROOMS["demo"] = ("run", *ROOMS["run"])
 ROOMS["cli"] = ("demo", "run", "changes", "doctor", "broker", *ROOMS["doctor"])
 #: What every room may import: modules without a room, and the room `web`.
-LEAVES = ("errors", "installed", "prometheus", "web", "__version__")
+LEAVES = ("errors", "prometheus", "web", "__version__")
 #: Modules that only re-export names of the rooms. No room imports them.
 RE_EXPORTS = ("", "__main__", "admin", "asyncio", "config", "metrics")
 #: Rooms that use the official Pulsar client. `cluster` translates its exceptions.

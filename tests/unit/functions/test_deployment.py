@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import sys
-import warnings
 import zipfile
 from datetime import timedelta
 from pathlib import Path
@@ -125,27 +124,19 @@ def test_the_archive_has_only_what_the_function_needs(package: bytes) -> None:
     assert {name.split("/")[0] for name in names} == {"delaylevel-function"}
     assert "delaylevel-function/src/delaylevel/functions/mover.py" in names
     assert "delaylevel-function/src/delaylevel/model/router.py" in names
-    wheels = [name.split("/")[2] for name in names if name.endswith(".whl")]
-    assert {name.split("-")[0] for name in wheels} >= {"pydantic", "pydantic_core", "urllib3"}
+    packages = {name.split("/")[2] for name in names}
+    assert packages >= {"pydantic", "pydantic_core", "urllib3"}
+    assert not packages & {"pulsar", "_pulsar", "pyarrow", "grpc"}
     assert not [name for name in names if "spark" in name.lower() or "/cli/" in name]
-    assert not [name for name in wheels if name.startswith(("pulsar", "pyarrow", "grpcio"))]
-    assert {name.split("/")[1] for name in names} == {"src", "deps"}
     assert len(package) < 8 * 1024 * 1024
     assert archive.build() == package, "the same files give another archive"
 
 
-def test_the_archive_installs_without_a_network_and_works_in_isolation(
-    package: bytes, tmp_path: Path
-) -> None:
-    """Install it like python_instance_main.py does, and run it in a Python that has only pulsar."""
+def test_the_archive_works_in_a_python_that_has_only_pulsar(package: bytes, tmp_path: Path) -> None:
+    """Unpack it like python_instance_main.py does."""
     with zipfile.ZipFile(io.BytesIO(package)) as opened:
         opened.extractall(tmp_path)
-    root, installed, only = (tmp_path / name for name in ("delaylevel-function", "got", "only"))
-    options = ["install", "--quiet", "--disable-pip-version-check", "--no-index", "-t"]
-    wheels = map(str, (root / "deps").glob("*.whl"))
-    subprocess.run(
-        [sys.executable, "-m", "pip", *options, str(installed), *wheels], check=True, timeout=120
-    )
+    source, only = tmp_path / "delaylevel-function" / "src", tmp_path / "only"
     only.mkdir()
     library = Path(_pulsar.__file__)
     (only / "pulsar").symlink_to(Path(pulsar.__file__).parent)
@@ -158,29 +149,13 @@ def test_the_archive_installs_without_a_network_and_works_in_isolation(
         "print(delaylevel.__file__, pydantic.__file__)"
     )
     answer = subprocess.run(
-        [sys.executable, "-S", "-c", program, str(root / "src"), str(installed), str(only)],
+        [sys.executable, "-S", "-c", program, str(source), str(only)],
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert answer.returncode == 0, answer.stderr
-    ours, pydantics = answer.stdout.split()
-    assert (ours.startswith(str(root)), pydantics.startswith(str(installed))) == (True, True)
-
-
-def test_a_repacked_wheel_has_its_tags_and_each_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = archive.distribution_files
-    monkeypatch.setattr(archive, "distribution_files", lambda name: [*real(name), *real(name)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        name, content = archive.repack("pydantic_core")
-    assert name.startswith("pydantic_core-")
-    assert f"cp{sys.version_info[0]}{sys.version_info[1]}" in name
-    opened = zipfile.ZipFile(io.BytesIO(content))
-    names = opened.namelist()
-    record = opened.read(next(each for each in names if each.endswith("/RECORD"))).decode()
-    assert sorted(line.split(",")[0] for line in record.splitlines()) == sorted(names)
-    assert len(names) == len(set(names))
+    assert all(path.startswith(str(source)) for path in answer.stdout.split())
 
 
 def test_missing_wheels_for_another_python_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from delaylevel.cluster.targets.opener import STALL_S
 from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import BrokerUnreachableError, UpgradeRequiredError
 from delaylevel.functions import relay as relay_module
-from delaylevel.functions.relay import SLOW, SLOW_S, Item, RecentIds, Relay, take_confirmed
+from delaylevel.functions.relay import SLOW, SLOW_S, Item, Relay, take_confirmed
 from delaylevel.model.envelope import DUE, REASON, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.position import Position
@@ -389,12 +389,14 @@ def test_targets_have_their_own_clients_and_level_topics_share_one() -> None:
 # -- acknowledgements
 
 
-def test_only_the_latest_ids_are_remembered() -> None:
-    remembered = RecentIds(3)
-    for number in range(7):
-        remembered.add(number)
-        assert number in remembered
-    assert [number for number in range(7) if number in remembered] == [3, 4, 5, 6]
+def test_only_the_latest_acknowledgements_are_remembered(
+    world: RelayWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "REMEMBERED", 3)
+    world.move(*range(5))
+    world.answer(ORDERS)
+    world.move(4, 3, 2, 1, 0)
+    assert world.counts(ORDERS) == (7,)
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=200), st.integers(1, 8))

@@ -38,7 +38,7 @@ def movers(
             behind_ms=behind_ms,
             held_entries=held,
             dead_letter_entries=0,
-            window_entries=0,
+            tracked_entries=lambda role: 0,
             entries=lambda role: held if role.value == "held" else 0,
             levels=(),
         )

@@ -75,7 +75,7 @@ def test_a_deletion_takes_the_outcomes_and_does_not_wait_for_them(memory: Memory
     with pytest.raises(LevelTopicError, match="-outcomes-partition-0"):
         delete(memory.client(), memory.admin, WANTED)
     producer.close()
-    assert status(memory.admin, WANTED, 0).outcome_entries == 1
+    assert status(memory.admin, WANTED, 0).tracked_entries(Role.OUTCOMES) == 1
     assert delete(memory.client(), memory.admin, WANTED).total() == 0
     with pytest.raises(NotFoundError):
         memory.admin.partitioned_metadata(WANTED.outcomes_topic)

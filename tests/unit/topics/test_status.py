@@ -193,7 +193,7 @@ def test_status_and_metrics_agree(
         "delaylevel_mover_held_entries": [0],
         "delaylevel_mover_dead_letter_entries": [0],
         "delaylevel_mover_parked_entries": [2, 1],
-        "delaylevel_mover_window_entries": [at.window_entries],
+        "delaylevel_mover_window_entries": [at.tracked_entries(Role.WINDOW)],
     }
 
 
