@@ -122,11 +122,6 @@ class RelayReport(ForwardReport):
     lag_total_ms: int = 0
     lag_max_ms: int = 0
 
-    def add_lag(self, lag_ms: int) -> None:
-        """Count the lag of a message that is in the final window, or delivered."""
-        self.lag_total_ms += lag_ms
-        self.lag_max_ms = max(self.lag_max_ms, lag_ms)
-
 
 class Relay:
     """Forwards messages, and acknowledges each when its next place has confirmed it.
@@ -337,9 +332,11 @@ class Relay:
         item, place = carried.item, carried.place
         self._release(item)
         item.confirmed = True
-        self._report.count(place.counter, place.counted_by, carried.late_ms)
-        if place.counted_by is None:
-            self._report.add_lag(item.lag_ms)
+        report = self._report
+        report.count(place.counter, place.counted_by, carried.late_ms)
+        if place.counted_by is None:  # it is in the final window, or delivered
+            report.lag_total_ms += item.lag_ms
+            report.lag_max_ms = max(report.lag_max_ms, item.lag_ms)
 
     def _give_back_for(self, topic: str, item: Item, reason: str) -> None:
         """Give a message back that a topic of our own does not take: no other topic can take it."""

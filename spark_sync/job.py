@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,7 +41,6 @@ from delaylevel.errors import (
     StepsError,
     UpgradeRequiredError,
 )
-from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -50,7 +50,7 @@ from delaylevel.mover.reporting import MoverReporter
 from delaylevel.mover.service import MoverStats
 from delaylevel.prometheus import serve
 from delaylevel.topics.roster import Roster
-from delaylevel.topics.status import REPORTED_ROLES, LevelTopicStatus, StatusCache, status
+from delaylevel.topics.status import StatusCache, reported
 
 from . import control
 from .arrow_rows import SCHEMA
@@ -101,15 +101,9 @@ class JobMovers:
     def __init__(
         self, roster: Roster, descriptions: Sequence[LevelTopicDescription], admin: TopicAdmin
     ) -> None:
-        clock = SystemClock()
-
-        def read(description: LevelTopicDescription) -> LevelTopicStatus:
-            now_ms = clock.now_ms()
-            return status(admin, description, now_ms, as_described=False, roles=REPORTED_ROLES)
-
         self.roster = roster
         self.descriptions = descriptions
-        self.members = StatusCache(read)
+        self.members = StatusCache(partial(reported, admin))
         self._lock = threading.Lock()
         self._stats = {each.topic: MoverStats() for each in descriptions}
 

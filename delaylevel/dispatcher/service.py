@@ -47,9 +47,8 @@ from delaylevel.topics.roster import RESTING_S, DescriptionCache
 from delaylevel.topics.status import (
     ADDRESS_PROPERTY,
     NAME_PROPERTY,
-    REPORTED_ROLES,
     LevelTopicStatus,
-    status,
+    reported,
 )
 from delaylevel.topics.targets import require_on_targets
 
@@ -411,8 +410,7 @@ class Dispatcher:
 
     def member_stats(self, description: LevelTopicDescription) -> LevelTopicStatus:
         """Request the statistics of the levels, of held messages and of dead letters."""
-        now_ms = self._clock.now_ms()
-        return status(self._admin, description, now_ms, as_described=False, roles=REPORTED_ROLES)
+        return reported(self._admin, description, self._clock)
 
     def advertise(self, url: str) -> None:
         """Publish the address of the HTTP service with every partition acquired from now on."""

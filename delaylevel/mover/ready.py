@@ -397,29 +397,6 @@ def first_due_ms(source: SourcePartition, ready_ms: int, now_ms: int) -> int:
     return min(ready_ms, now_ms) + source.lead_ms
 
 
-def ready_range(
-    admin: TopicAdmin,
-    times: EntryTimes,
-    source: SourcePartition,
-    start: Position,
-    now_ms: int,
-    lead_ms: int,
-    next_check_ms: int,
-) -> ReadyRange:
-    """Return the ready messages of a partition, with their urgency.
-
-    Args:
-        next_check_ms: the partition's next check, before which nothing was ready; 0 if unknown: the
-            first message is looked at then.
-    """
-    bound = ready_bound(admin, times, source, start, now_ms, lead_ms)
-    ready_ms = next_check_ms
-    if not ready_ms and bound.end > start:
-        first = times(start, start)
-        ready_ms = source.ready_ms(first[0][1]) if first else 0
-    return ReadyRange(source, bound, first_due_ms(source, ready_ms, now_ms))
-
-
 def trigger_of(description: LevelTopicDescription) -> int:
     """Return the default time between two passes, in ms."""
     fifth_ms = description.levels.smallest_lead_ms // 5
@@ -459,17 +436,26 @@ class ReadySearch:
         lead_ms: int,
         next_check_ms: int,
     ) -> ReadyRange:
-        """Return the ready messages of a partition; see :func:`.ready_range`."""
+        """Return the ready messages of a partition, with their urgency.
+
+        Args:
+            next_check_ms: the partition's next check, before which nothing was ready; 0 if unknown:
+                the first message is looked at then.
+        """
         try:
             times = partial(entry_times, self._client, source.topic)
-            found = ready_range(self._admin, times, source, start, now_ms, lead_ms, next_check_ms)
+            bound = ready_bound(self._admin, times, source, start, now_ms, lead_ms)
+            ready_ms = next_check_ms
+            if not ready_ms and bound.end > start:
+                first = times(start, start)
+                ready_ms = source.ready_ms(first[0][1]) if first else 0
         except BrokerError as error:
             if not is_admin_away(error) or not self._connected():
                 raise
             self._warning.failed(f"reading messages to find the ready ones, because {error}")
             return read_ready_range(self._client, source, start, now_ms, lead_ms)
         self._warning.over()
-        return found
+        return ReadyRange(source, bound, first_due_ms(source, ready_ms, now_ms))
 
 
 def read_ready_range(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from delaylevel.cluster.failures import may_pass, translate_errors
@@ -24,7 +25,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
 from delaylevel.topics.roster import DescriptionCache, Roster
-from delaylevel.topics.status import REPORTED_ROLES, LevelTopicStatus, StatusCache, status
+from delaylevel.topics.status import StatusCache, reported
 
 from .local import LocalMover
 from .ready import LONGEST_PASS_S, trigger_of
@@ -289,11 +290,7 @@ class MoverService:
         self._lock = threading.Lock()
         self._tasks: dict[str, TopicTask] = {}
         self._started = False
-        self.members = StatusCache(self._status)
-
-    def _status(self, description: LevelTopicDescription) -> LevelTopicStatus:
-        now_ms = self._clock.now_ms()
-        return status(self._admin, description, now_ms, as_described=False, roles=REPORTED_ROLES)
+        self.members = StatusCache(partial(reported, admin))
 
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats, TopicAdmin
 from delaylevel.cluster.threads import in_parallel, in_thread
 from delaylevel.errors import DelayLevelError, NotFoundError
+from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
@@ -314,8 +315,17 @@ def status(
     return LevelTopicStatus(description, now_ms, tuple(chain.from_iterable(found)))
 
 
-#: Roles of the topics whose statistics are needed.
-REPORTED_ROLES = (Role.LEVEL, Role.HELD, Role.DEAD_LETTER, Role.WINDOW)
+_REPORTED_ROLES = (Role.LEVEL, Role.HELD, Role.DEAD_LETTER, Role.WINDOW)
+
+
+def reported(
+    admin: TopicAdmin, description: LevelTopicDescription, clock: Clock | None = None
+) -> LevelTopicStatus:
+    """Return the present status of what processes report: levels, window, held and dead letters."""
+    now_ms = (clock or SystemClock()).now_ms()
+    return status(admin, description, now_ms, as_described=False, roles=_REPORTED_ROLES)
+
+
 #: Time for which statistics of the broker are used again, in s.
 _FRESH_S = 10.0
 

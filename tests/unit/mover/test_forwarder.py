@@ -157,28 +157,6 @@ def test_every_message_is_stored_once_whatever_it_says(
     assert report.total == len(rows)
 
 
-def test_unreadable_messages_are_dead_letters_between_the_others() -> None:
-    own = {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS}
-    rows = [
-        raw(0, own, b"first"),
-        raw(1, own, b"key", key=b"\xff"),
-        raw(2, own, b"second"),
-        raw(3, own, b"ordering", ordering_key=b"\xff"),
-        raw(4, {**own, "color": b"\xff"}, b"properties"),
-        raw(5, own, b"last"),
-    ]
-    report, stored, _ = forward(rows, describe(final_window=BROKER))
-    assert report.dead == {
-        "the key is not UTF-8": 1,
-        "the ordering key is not UTF-8": 1,
-        "the properties are not UTF-8": 1,
-    }
-    assert stored == {
-        f"{LEVEL_TOPIC}-hour-partition-4": [b"first", b"second", b"last"],
-        f"{LEVEL_TOPIC}-DLQ-partition-0": [b"key", b"ordering", b"properties"],
-    }
-
-
 @pytest.mark.parametrize(("window", "hours"), [(BROKER, 5), (TRACKER, 5), (TRACKER, 0)])
 @pytest.mark.parametrize("role", [Role.LEVEL, Role.HELD])
 def test_few_messages_have_a_callback(window: FinalWindow, hours: int, role: Role) -> None:
@@ -192,14 +170,6 @@ def test_few_messages_have_a_callback(window: FinalWindow, hours: int, role: Rol
     assert [len(values) for values in stored.values()] == [1000]
     assert (report.total, report.latest_ms) == (1000, 0 if hours else 999)
     assert called == 4
-
-
-def test_the_clock_is_read_every_256_messages() -> None:
-    times = iter(range(T0, T0 + 100 * HOUR, HOUR))
-    rows = [raw(number, {DUE: str(T0 + 6 * HOUR), TARGET: ORDERS}) for number in range(600)]
-    _, stored, _ = forward(rows, describe(final_window=BROKER), now_ms=lambda: next(times))
-    found = {topic.rpartition("-")[2]: len(values) for topic, values in stored.items()}
-    assert found == {"5": 256, "4": 256, "3": 88}
 
 
 # -- with topics that fail as scripted

@@ -539,34 +539,6 @@ def test_a_partition_that_failed_is_served_after_the_others_but_not_for_ever() -
         assert order(queue, 0, 5) == expected
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_no_partition_starves_and_none_is_served_before_a_more_urgent_one(seed: int) -> None:
-    """Portions of a random length, from partitions with one message per second each."""
-    chosen = random.Random(seed)
-    sources = [waiting(number, 0, chosen.randint(1, 600_000)).source for number in range(6)]
-    lag_ms = [chosen.randint(0, 3_600_000) for _ in sources]
-    fronts = [T0 - lag for lag in lag_ms]
-    queue = ReadyQueue()
-    for item, front in zip(sources, fronts, strict=True):
-        bound = ReadyBound(Position(1, 5), T0)
-        queue.add(ReadyRange(item, bound, first_due_ms(item, front, T0)))
-    portion_ms = 30_000
-    while queue:
-        item = queue.take()
-        number = item.source.partition
-        urgency = [front + each.lead_ms for each, front in zip(sources, fronts, strict=True)]
-        others = [urgency[each.partition] for each in sources if each.topic in queue]
-        assert urgency[number] <= min(others, default=urgency[number])
-        fronts[number] += chosen.randint(1, portion_ms)
-        if fronts[number] < T0:
-            queue.add(item.rest(fronts[number] - item.source.hand_off_after_ms, T0))
-        # All are as far behind their due times, but for what was not so far behind at the start.
-        assert all(
-            urgent <= max(urgency[number], T0 - lag + each.lead_ms) + portion_ms
-            for urgent, lag, each in zip(urgency, lag_ms, sources, strict=True)
-        )
-
-
 def test_a_publish_time_in_the_future_makes_no_partition_wait() -> None:
     item = waiting(0, T0)
     assert first_due_ms(item.source, T0 + 86_400_000, T0) == T0 + 1000

@@ -208,18 +208,3 @@ def test_pauses_do_not_grow_while_other_partitions_are_handed_off(
 def test_pauses_grow_while_it_fails(error: Exception, pauses_s: list[float]) -> None:
     task = LockedTopic().task()
     assert [task._failed(error) for _ in pauses_s] == pauses_s
-
-
-def test_level_topics_whose_broker_does_not_answer_delay_no_other(
-    topic: LockedTopic, serve: Serve
-) -> None:
-    go_on, hanging = threading.Event(), LockedTopic()
-    hanging.run = lambda _: go_on.wait(60)
-    for _ in range(20):
-        serve(hanging)
-    task = serve()
-    eventually(lambda: len(hanging.limits) == 20, "that all others hang")
-    passes = task.stats().passes
-    eventually(lambda: task.stats().passes >= passes + 20, "twenty passes")
-    assert len(hanging.limits) == 20
-    go_on.set()
