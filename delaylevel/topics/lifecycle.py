@@ -26,7 +26,6 @@ from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
     PLAN_PROPERTY,
     Expired,
-    FinalWindow,
     LevelTopicDescription,
     Member,
     MissingTarget,
@@ -110,7 +109,7 @@ def pause(admin: TopicAdmin, topic: str, target: str | None, clock: Clock) -> Le
     """
 
     def changed(described: LevelTopicDescription) -> LevelTopicDescription:
-        if described.final_window is not FinalWindow.TRACKER:
+        if not described.cancellable:
             raise LevelTopicError(
                 f"level topic {described.topic} has the final window "
                 f"{described.final_window.value!r}: the broker itself delivers its messages and "

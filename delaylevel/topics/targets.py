@@ -70,25 +70,17 @@ def keep(admin: TopicAdmin, topic: TopicName) -> None:
         )
 
 
-def without_deduplication(
-    admin: TopicAdmin, description: LevelTopicDescription
-) -> tuple[TopicName, ...]:
-    """Return the targets of a level topic that exist and have broker deduplication off."""
-    targets = map(TopicName.parse, description.targets)
-    found = ((target, topic_stats(admin, target)) for target in targets)
-    return tuple(
-        target
-        for target, stats in found
-        if stats is not None and not (stats and all(one.deduplication for one in stats.values()))
-    )
-
-
 def require_on_targets(admin: TopicAdmin, description: LevelTopicDescription) -> None:
     """Require that the broker deduplicates on every target that exists.
 
     Targets belong to applications, so deduplication is not turned on here.
     """
-    without = without_deduplication(admin, description)
+    found = {name: topic_stats(admin, TopicName.parse(name)) for name in description.targets}
+    without = [
+        TopicName.parse(name)
+        for name, stats in found.items()
+        if stats is not None and not (stats and all(one.deduplication for one in stats.values()))
+    ]
     if without:
         raise LevelTopicError(
             f"effectively-once needs deduplication, which is off for {', '.join(map(str, without))}"
