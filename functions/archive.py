@@ -35,6 +35,7 @@ _NOT_SHIPPED = (
     "delaylevel/testing/",
     "delaylevel/demo.py",
     "delaylevel/spark_sync/",
+    "delaylevel/cli/",
     "delaylevel/inspection/",
 )
 # Not needed to import a package: tests, headers, sources, caches, programs ("..": bin folders).
@@ -59,6 +60,8 @@ class WorkerPython:
 
 def build(worker: WorkerPython | None = None) -> bytes:
     """Return the archive, as a zip file."""
+    # A worker would install wheels in ``deps/`` by pip at each start of an instance. What is in
+    # ``src/`` is only put on the path.
     names = _distributions(ROOTS)
     # A distribution may record a file twice.
     files = dict(_project_files(PARTS))
