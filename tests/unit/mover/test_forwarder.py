@@ -172,6 +172,14 @@ def test_few_messages_have_a_callback(window: FinalWindow, hours: int, role: Rol
     assert called == 4
 
 
+def test_the_clock_is_read_every_256_messages() -> None:
+    times = iter(range(T0, T0 + 100 * HOUR, HOUR))
+    rows = [raw(number, {DUE: str(T0 + 6 * HOUR), TARGET: ORDERS}) for number in range(600)]
+    _, stored, _ = forward(rows, describe(final_window=BROKER), now_ms=lambda: next(times))
+    found = {topic.rpartition("-")[2]: len(values) for topic, values in stored.items()}
+    assert found == {"5": 256, "4": 256, "3": 88}
+
+
 # -- with topics that fail as scripted
 
 
