@@ -2,12 +2,80 @@
 
 from __future__ import annotations
 
+import configparser
+import os
 import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from delaylevel.testing import MemoryPulsar
-from support.plugin_projects import PLUGIN, REMINDER, installed, run  # noqa: F401
+import pytest
 
+import delaylevel
+from delaylevel.testing import MemoryPulsar
+
+ROOT = Path(delaylevel.__file__).parents[1]
+
+PLUGIN = "delaylevel.testing.plugin"
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder with the metadata of an installed distribution: pytest finds the entry point."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    entry = config["options.entry_points"]["pytest11"].strip()
+    folder = tmp_path / "site" / "delaylevel_plugin-1.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: delaylevel-plugin\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text(f"[pytest11]\n{entry}\n")
+    (folder / "RECORD").write_text("delaylevel/__init__.py,,\ndelaylevel/testing/plugin.py,,\n")
+    return folder.parent
+
+
+def run(
+    folder: Path,
+    program: str,
+    *arguments: str,
+    path: Sequence[Path] = (),
+    environ: Mapping[str, str] | None = None,
+) -> str:
+    """Run a test module in a project of its own, in another process; return the output."""
+    project = folder / "project"
+    project.mkdir(exist_ok=True)
+    (project / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers --strict-config\n")
+    (project / "test_it.py").write_text(textwrap.dedent(program))
+    variables = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    variables["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *arguments],
+        cwd=project,
+        env={**variables, **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+REMINDER = """
+    from datetime import timedelta
+
+    def test_a_reminder_comes_three_days_later(memory_pulsar):
+        producer = memory_pulsar.client().create_producer(
+            "reminders", enable_delay_level_topic=True
+        )
+        producer.send(b"call Ada", deliver_after=timedelta(days=3))
+        assert memory_pulsar.delivered("reminders") == []
+        memory_pulsar.advance(timedelta(days=3))
+        assert [message.data for message in memory_pulsar.delivered("reminders")] == [b"call Ada"]
+
+    def test_every_test_has_its_own(memory_pulsar):
+        assert memory_pulsar.level_topics() == []
+"""
 HEAVY = ("pulsar", "_pulsar", "pydantic", "numpy", "urllib3", "delaylevel.testing.pulsar")
 
 
