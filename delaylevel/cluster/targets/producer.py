@@ -55,66 +55,6 @@ RECONNECT_S = 1.0
 _SUSPENDED_S = 1.0
 
 
-class Flushes:
-    """The flushes of one producer after the other. One thread uses it.
-
-    Until all partitions of a topic have confirmed a flush, the client takes another one for the
-    same: it ends no batch then. So the next flush of such a producer begins when that one has
-    ended.
-
-    Attributes:
-        ended: number of the messages up to which all flushes have ended.
-        times: number of the messages up to which a flush has ended, and its monotonic time in s,
-            of each flush; the caller removes them.
-        waits: True while messages wait for the end of the present flush, to be sent by another one.
-    """
-
-    def __init__(
-        self,
-        again: Callable[[], None],
-        report: Callable[[Callable[[], None]], None],
-        loop: HostLoop,
-    ) -> None:
-        self._again = again
-        self._report = report
-        self._wake, self._now_s = loop.wake, loop.now_s
-        self.times: deque[tuple[int, float]] = deque()
-        self.ended = self._begun = 0
-        self.waits = False
-        self._present: Opened | None = None
-
-    def begin(self, opened: Opened, core: Any, entries: EntryOutcomes, given: int) -> None:
-        """End the batches of a producer, unless that was done for these messages already."""
-        if self._begun == given:
-            return  # no message has come since the last flush
-        if opened.shared and self._present is opened:
-            self.waits = True
-            return
-        self._begun = given
-        self.waits = False
-        entries.end()
-        try:
-            if core is None:
-                opened.producer.flush()  # a producer in memory has called back then
-                self._wake()
-                return
-            self._present = opened
-            core.flush_async(
-                lambda _: self._report(partial(self._end, opened, given, self._now_s()))
-            )
-        except pulsar.PulsarException as error:
-            self._present = None
-            log.debug("flush: %s", error_name(error))
-
-    def _end(self, opened: Opened, given: int, at_s: float) -> None:
-        self.ended = max(self.ended, given)
-        self.times.append((given, at_s))
-        if self._present is opened:
-            self._present = None
-            if self.waits:
-                self._again()
-
-
 Item = TypeVar("Item")
 
 
@@ -132,7 +72,8 @@ class TargetProducer(Generic[Item]):
     Attributes:
         messages, size: number and bytes of the messages without an outcome.
         used_s: time of the last message, by the monotonic clock.
-        state, opener, flushes: the state of its messages, its opening, and its flushes.
+        state, opener: the state of its messages, and its opening.
+        awaits_flush: True while messages wait for the end of a flush, to be sent by another one.
         receivers: as above.
     """
 
@@ -157,8 +98,12 @@ class TargetProducer(Generic[Item]):
         self._is_looking = False  # at the topic, in the background
         self._looked_s = self._look_again_s = 0.0
         self.messages = self.size = 0
-        self.flushes = Flushes(self.flush, self._report, loop)
-        self._given = self._answered = 0  # messages passed to producers, and those with an answer
+        # Numbers of messages: passed to producers, with an answer, and those up to which flushes
+        # have begun and ended, the latter also with the time of each flush.
+        self._given = self._answered = self._begun = self._ended = 0
+        self._ends: deque[tuple[int, float]] = deque()
+        self._flushing: Opened | None = None
+        self.awaits_flush = False
         # Times of the last poll, of signs of life, and of the last look for answers out of order.
         self.used_s = self._polled_s = self._confirmed_s = self._connected_s = loop.now_s()
         self._apart_s = self.used_s
@@ -219,7 +164,7 @@ class TargetProducer(Generic[Item]):
     @property
     def owes_answers(self) -> bool:
         """True if a flush has ended, and callbacks of its messages are about to come."""
-        return self._answered < self.flushes.ended and bool(self.state.in_flight)
+        return self._answered < self._ended and bool(self.state.in_flight)
 
     def open(self) -> None:
         """Open the producer before the first message."""
@@ -265,9 +210,37 @@ class TargetProducer(Generic[Item]):
 
     def flush(self) -> None:
         """End the client's present batch, and have ``wake`` called when all are answered."""
-        if self._opened is not None and self.state.is_open:
-            self._pass_on()
-            self.flushes.begin(self._opened, self._core, self._entries, self._given)
+        self._pass_on()
+        opened, given = self._opened, self._given
+        if opened is None or not self.state.is_open or self._begun == given:
+            return  # it is closed, or no message has come since the last flush
+        # Until all partitions of a topic have confirmed a flush, the client takes another one for
+        # the same: it ends no batch then.
+        self.awaits_flush = opened.shared and self._flushing is opened
+        if self.awaits_flush:
+            return
+        self._begun = given
+        self._entries.end()
+        try:
+            if self._core is None:
+                opened.producer.flush()  # a producer in memory has called back then
+                self._wake()
+                return
+            self._flushing = opened
+            self._core.flush_async(
+                lambda _: self._report(partial(self._end_flush, opened, given, self._now_s()))
+            )
+        except pulsar.PulsarException as error:
+            self._flushing = None
+            log.debug("flush: %s", error_name(error))
+
+    def _end_flush(self, opened: Opened, given: int, at_s: float) -> None:
+        self._ended = max(self._ended, given)
+        self._ends.append((given, at_s))
+        if self._flushing is opened:
+            self._flushing = None
+            if self.awaits_flush:
+                self.flush()
 
     def resume(self) -> None:
         """Go on after a refusal with sequence IDs, once it is recorded."""
@@ -424,7 +397,7 @@ class TargetProducer(Generic[Item]):
 
     def _take_answers(self) -> None:
         """Process the answers that have come, in the order of the messages."""
-        state, ends, in_flight = self.state, self.flushes.times, self.state.in_flight
+        state, ends, in_flight = self.state, self._ends, self.state.in_flight
         while in_flight and in_flight[0].outcome:
             confirmed, verified = self._count_confirmed(in_flight)
             if confirmed:

@@ -190,13 +190,13 @@ class Receivers:
         """
         partitions = self._look.partitions if self._look is not None else 0
         try:
-            present, found = self._read(self._admin)
+            _, found = self._read(self._admin)
         except NotFoundError:
             return False
         if partitions and self._partition < 0:
             known = set(map(self._topic.partition, range(partitions)))
             found = {name: stats for name, stats in found.items() if name in known}
-        return partitions <= present and self._receives(self._admin, found, partitions)
+        return self._receives(self._admin, found, partitions)
 
     def _look_with(self, admin: TopicAdmin) -> TargetLook:
         try:

@@ -134,7 +134,7 @@ class BatchPublisher:
         return all(
             producer.is_open
             and (producer.receivers is None or producer.receivers.ledgers)
-            and not producer.flushes.waits
+            and not producer.awaits_flush
             for _, producer in self.pool.waiting()
         )
 

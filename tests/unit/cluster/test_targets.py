@@ -14,10 +14,10 @@ from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMeta
 from delaylevel.cluster.publisher import BULK_SETTINGS, KEY_BATCHED_SETTINGS, PRODUCER_SETTINGS
 from delaylevel.cluster.targets.opener import Opened
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
-from delaylevel.cluster.targets.producer import Flushes, TargetProducer
+from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.cluster.targets.receivers import NO_RECEIVER, SOME_RECEIVED
-from delaylevel.cluster.targets.send_state import EntryOutcomes, Sent
-from delaylevel.cluster.threads import HostLoop
+from delaylevel.cluster.targets.send_state import NO_PAYLOAD, Sent
+from delaylevel.cluster.threads import HostLoop, at_once
 from delaylevel.errors import AdminError, BrokerUnreachableError, NotFoundError
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
@@ -289,25 +289,26 @@ def test_no_clock_ends_a_batch(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_next_flush_of_partitions_begins_when_the_last_one_has_ended(shared: bool) -> None:
+def test_the_next_flush_of_partitions_begins_when_the_last_one_has_ended(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The client would take it for the same flush, and end no batch."""
     ends: list[Callable[[Any], None]] = []
-    reports: list[Callable[[], None]] = []
-    core: Any = SimpleNamespace(flush_async=ends.append)
-    opened = Opened(None, shared=shared)
-
-    def flush(given: int = 3) -> None:
-        flushes.begin(opened, core, EntryOutcomes(), given)
-
-    flushes = Flushes(flush, reports.append, HostLoop())
-    for given in (1, 2, 3):
-        flush(given)
-    for begun, ended in ((1, 1), (2, 3)):
+    core = SimpleNamespace(send_async=lambda *_: None, flush_async=ends.append)
+    monkeypatch.setattr("delaylevel.cluster.targets.producer.producer_core", lambda _: core)
+    opened = Opened(SimpleNamespace(is_connected=lambda: True), shared=shared)
+    producer: TargetProducer[None] = TargetProducer(lambda: opened, HostLoop(at_once))
+    for _ in range(3):
+        producer.put(Sent(None, NO_PAYLOAD, {}, None, 0, 0, 0.0))
+        producer.poll()
+        producer.flush()
+    for begun in (1, 2):
         assert len(ends) == (begun if shared else 3)
-        ends[0 if ended == 1 else -1](None)
-        reports.pop()()
-        assert flushes.ended == ended
-    flush()
+        assert producer.awaits_flush is (shared and begun == 1)
+        ends[begun - 1](None)
+        producer.poll()
+        assert producer.owes_answers
+    producer.flush()
     assert len(ends) == (2 if shared else 3), "nothing is new"
 
 
@@ -588,14 +589,19 @@ def test_a_topic_that_was_created_again_meanwhile_keeps_nothing() -> None:
     assert world.settle(3, ledger=8)[0] == (2, "refused")
 
 
-@pytest.mark.parametrize("why", ["new", "no ledger", "not connected", "not served"])
+@pytest.mark.parametrize("why", ["new", "no ledger", "no receiver", "not connected", "not served"])
 def test_other_targets_wait_for_the_admin_interface(why: str) -> None:
-    """Those without a known ledger, and all while brokers do not serve them or our own topics."""
+    """Those without a ledger that had receivers, and all while brokers do not serve them or us."""
     world = World(connected=why != "not connected")
     if why == "no ledger":
         world.orders.open()
         world.run()
         world.close_idle()
+    elif why == "no receiver":
+        world.settle(0)
+        world.client.subscriptions = ()
+        assert world.settle(1, ledger=8) == [(1, "refused")]
+        world.client.subscriptions = ("app",)
     elif why != "new":
         world.settle(1)
         world.close_idle()
