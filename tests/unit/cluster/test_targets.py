@@ -261,14 +261,6 @@ def test_no_topic_is_created_for_a_partition_that_is_gone() -> None:
     assert not world.client.openings
 
 
-def test_a_message_without_an_answer_is_not_stored() -> None:
-    world = World()
-    world.settle(1)
-    producer = world.sent(2, 3)
-    producer.answer(only=slice(1))
-    assert world.outcomes() == [(2, "stored")]
-
-
 def test_a_producer_with_unanswered_messages_is_not_forgotten() -> None:
     world = World()
     first = world.sent(1, 2)
@@ -538,19 +530,16 @@ def known(name: str = "", ledger: int = 7) -> World:
     return world
 
 
-def test_a_known_target_is_opened_without_the_admin_interface() -> None:
-    world = known()
-    assert world.settle(2) == [(2, "stored")]
-    world.close_idle()
-    assert world.settle(3) == [(3, "stored")]
-
-
 @pytest.mark.parametrize("name", ["", "name"])
-def test_a_known_target_is_opened_soon_while_the_admin_interface_hangs(name: str) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_known_target_is_opened_soon_without_the_admin_interface(name: str, hangs: bool) -> None:
     world = known(name)
-    world.client.away = AssertionError("an opening waits for the whole timeout")
-    world.client.impatient.failure = NOBODY
-    assert world.settle(2) == [(2, "stored")]
+    if hangs:
+        world.client.away = AssertionError("an opening waits for the whole timeout")
+        world.client.impatient.failure = NOBODY
+    for value in (2, 3):
+        assert world.settle(value) == [(value, "stored")]
+        world.close_idle()
 
 
 def test_a_confirmation_from_a_new_ledger_waits_for_the_admin_interface() -> None:
@@ -627,15 +616,6 @@ def test_an_unknown_policy_is_not_nobody(
         raise error
 
     monkeypatch.setattr(world.client, question, away)
-    assert world.settle(2) == [(2, "stored")]
-
-
-def test_ledgers_that_were_known_before_an_opening_still_are() -> None:
-    world = known()
-    world.client.away = None
-    world.orders.open()
-    world.run()
-    world.client.away = NOBODY
     assert world.settle(2) == [(2, "stored")]
 
 
