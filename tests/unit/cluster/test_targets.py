@@ -254,11 +254,24 @@ def test_a_target_is_tried_again_after_each_pause() -> None:
     assert world.client.open[0].sent
 
 
-def test_no_topic_is_created_for_a_partition_that_is_gone() -> None:
+@pytest.mark.parametrize(("key", "partitions"), [(ONE, 0), (ORDERS, 2)])
+def test_a_topic_with_sequence_ids_that_gets_or_loses_partitions_is_gone(
+    key: TargetKey, partitions: int
+) -> None:
+    """Otherwise the client would create a topic for the partition, or mix up their IDs."""
     world = World("name")
-    world.send(1, key=ONE)
+    world.client.partitions = partitions
+    world.send(1, key=key)
     assert world.run() == [(1, "refused")]
     assert not world.client.openings
+
+
+def test_a_target_may_refuse_before_there_are_messages() -> None:
+    world = World()
+    world.client.subscriptions = ()
+    world.orders.open()
+    world.run()
+    assert world.refusal == NO_RECEIVER
 
 
 def test_a_producer_with_unanswered_messages_is_not_forgotten() -> None:
