@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import socket
 import threading
@@ -202,6 +203,42 @@ def test_a_read_by_a_broker_that_is_away_goes_to_the_next_one(
     first = hanging if hangs else nobody()
     rest = http.Rest(f"{first},{server.url.removeprefix('http://')}", timeout_s=600)
     assert (rest.within(600) if hasty else rest).get("x") == {"a": "b"}
+    assert http.address_at(server.url).answered_s > 0, "it is the first one from now on"
+
+
+def test_a_broker_that_hangs_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(http, "_PROBE_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        admin = Admin(url, timeout_s=600, for_service=True)
+
+        def connections() -> int:
+            with pytest.raises(BrokerUnreachableError):
+                admin.properties(TOPIC)
+            listening.settimeout(0.1)
+            count = 0
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    listening.accept()[0].close()
+                    count += 1
+            return count
+
+        # The read and a request for a sign of life, then another one of these, then nothing.
+        assert [connections() for _ in range(3)] == [2, 1, 0]
+
+
+def test_a_slow_answer_to_a_hasty_read_says_nothing_about_its_broker(
+    server: Server, servers: Callable[[], Server]
+) -> None:
+    other, may_answer = servers(), threading.Event()
+    server.answer = lambda method, path: FOUND if may_answer.wait(30) else DONE
+    rest = http.Rest(f"{server.url},{other.url.removeprefix('http://')}", timeout_s=60)
+    with pytest.raises(BrokerUnreachableError):
+        rest.within(0.2).get("x")
+    may_answer.set()
+    assert rest.get("x") == {"a": "b"}
+    assert other.seen == []
 
 
 def test_a_slow_broker_that_lives_is_waited_for(
