@@ -134,18 +134,13 @@ def java() -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PrerequisiteError(f"{found} does not run ({error}). {remedy}") from error
-    version = java_version(answer.stderr + answer.stdout)
-    if answer.returncode != 0 or version is None:
+    # 8 is written as 1.8.0.
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    if answer.returncode != 0 or match is None:
         raise PrerequisiteError(f"{found} does not print its version. {remedy}")
-    if version < MINIMUM_JAVA:
-        raise PrerequisiteError(f"{found} is Java {version}, which is too old. {remedy}")
+    if int(match[1]) < MINIMUM_JAVA:
+        raise PrerequisiteError(f"{found} is Java {match[1]}, which is too old. {remedy}")
     return found
-
-
-def java_version(text: str) -> int | None:
-    """Return the major version in the output of ``java -version``; 8 for ``1.8.0``."""
-    match = re.search(r'version "(?:1\.)?(\d+)', text)
-    return int(match[1]) if match else None
 
 
 @contextmanager

@@ -61,7 +61,6 @@ class RegistrationLoopError(NotReadyError):
     """A storage node that registers in an endless loop: the broker must be started again."""
 
 
-DEFAULT_HEAP_MB = 400
 _START_ATTEMPTS = 5
 _PORT_WAIT_SECONDS = 5
 
@@ -329,15 +328,7 @@ class EmbeddedBroker:
 
     def _settings(self) -> SavedInstance:
         """Return the settings of the next start: those given, then those of the last start."""
-        last = load_instance(self.directory) or SavedInstance(
-            pid=0,
-            service_port=0,
-            web_port=0,
-            functions=False,
-            conf={},
-            heap_mb=DEFAULT_HEAP_MB,
-            started_ms=0,
-        )
+        last = load_instance(self.directory) or SavedInstance()
         given: dict[str, Any] = {
             "functions": self._functions,
             "conf": self._conf,

@@ -11,7 +11,7 @@ import logging
 import re
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from platformdirs.unix import Unix
@@ -64,13 +64,13 @@ class SavedInstance:
     The stored data names the storage node (bookie) by its port, so ``bookie_port`` never changes.
     """
 
-    pid: int
-    service_port: int
-    web_port: int
-    functions: bool
-    conf: dict[str, str]
-    heap_mb: int
-    started_ms: int
+    pid: int = 0
+    service_port: int = 0
+    web_port: int = 0
+    functions: bool = False
+    conf: dict[str, str] = field(default_factory=dict)
+    heap_mb: int = 400
+    started_ms: int = 0
     bookie_port: int = 0
 
     @property
