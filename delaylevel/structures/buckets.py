@@ -331,6 +331,7 @@ class BucketStore:
         bound = self.bound()
         if bound is None:
             return empty_rows()
+        # The rows at the bound come in any case: the caller can return nothing before they did.
         until_due = max(until_due, bound[0])
         bucket = self._buckets[0]
         parts: list[Rows] = []

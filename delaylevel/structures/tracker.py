@@ -72,6 +72,7 @@ class NearRows:
         if bound is not None:
             end = min(end, bound)
         parts: list[Rows] = []
+        # From a slice, not from the runs: a get of a few rows must not search a hundred of them.
         while limit > 0:
             if not self._slice.shape[1]:
                 if not self._runs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from delaylevel.cluster.port import (
@@ -116,13 +116,7 @@ class MemoryAdmin(TopicAdmin):
     def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
         """Return the number of messages of each partition; nothing if there is no topic."""
         with self._lock:
-            found = (
-                list(self._broker.existing_partitions(topic))
-                if topic in self._broker.partitioned
-                else []
-            )
-            if topic in self._broker.partitions:
-                found = [self._broker.partitions[topic]]
+            found = self._broker.existing_partitions(topic)
             return {item.name: item.log.messages for item in found}
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
@@ -147,11 +141,7 @@ class MemoryAdmin(TopicAdmin):
             return dict(enumerate(_stats(item) for item in self._broker.existing_partitions(topic)))
 
     def list_partitioned_topics(self, namespace: str) -> list[TopicName]:
-        with self._lock:
-            self._broker.policies_of(namespace)
-            return sorted(
-                name for name in self._broker.partitioned if name.namespace_path == namespace
-            )
+        return self._in_namespace(namespace, self._broker.partitioned)
 
     def list_namespaces(self, tenant: str) -> list[str]:
         with self._lock:
@@ -192,11 +182,7 @@ class MemoryAdmin(TopicAdmin):
 
     def list_topics(self, namespace: str) -> list[TopicName]:
         """Return all partitions and all non-partitioned topics of a namespace, sorted."""
-        with self._lock:
-            self._broker.policies_of(namespace)
-            return sorted(
-                name for name in self._broker.partitions if name.namespace_path == namespace
-            )
+        return self._in_namespace(namespace, self._broker.partitions)
 
     def delete(self, topic: TopicName, *, force: bool = False) -> None:
         """Delete a topic with its data, schemas and subscriptions.
@@ -262,6 +248,11 @@ class MemoryAdmin(TopicAdmin):
                 del partition.subscriptions[subscription]
                 for consumer in tuple(found.consumers):
                     consumer.reconnect()
+
+    def _in_namespace(self, namespace: str, names: Iterable[TopicName]) -> list[TopicName]:
+        with self._lock:
+            self._broker.policies_of(namespace)
+            return sorted(name for name in names if name.namespace_path == namespace)
 
     def _all(self, topic: TopicName) -> list[Partition]:
         if topic in self._broker.partitioned:

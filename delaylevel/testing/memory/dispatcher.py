@@ -143,6 +143,7 @@ class _WindowPartition:
                     self._opened.callback(self._fetcher.close)
                 self._take_steps(self._fetcher)
         except BaseException:
+            # What it has begun is left to the next takeover, which reads the journal.
             self.kill()
             raise
         return True

@@ -232,7 +232,7 @@ class Subscription:
         if not self.consumers:
             self.kind = kind
             self._redeliveries.clear()
-            self._rebuild_ready()
+            self._rebuild_ready()  # the type decides whether delivery times count
         self.consumers.append(consumer)
 
     def disconnect(self, consumer: Subscriber) -> None:
