@@ -450,7 +450,10 @@ class Simulation:
         sent_ms: time at which each message was sent to its target for the first time, by ID.
         expired: number of times that a message was set aside because of its expiry, by ID.
         name: function that returns the ID of a message from its number.
+        remember: number of IDs that an owner remembers.
     """
+
+    remember = 1_000
 
     def __init__(self, numbered: bool, directory: Path, partitions: int = 0) -> None:
         self.numbered = numbered
@@ -488,7 +491,7 @@ class Simulation:
         """Start a process, which takes over from the last one."""
         self.processes += 1
         self.jobs: list[Callable[[], None]] = []
-        state = JournalState.read(self.journal_topic.confirmed, 1000)
+        state = JournalState.read(self.journal_topic.confirmed, self.remember)
         for intent in state.open_intents.values():
             if intent.first:
                 self._may_be_sent.update(self._names(intent))
@@ -504,7 +507,7 @@ class Simulation:
         settings = DispatchSettings(
             self.directory,
             list(Delivery)[self.numbered],
-            remember=1000,
+            remember=self.remember,
             cancel_grace_ms=GRACE_MS,
         )
         self.owner = owner = PartitionOwner(
@@ -567,7 +570,7 @@ class Simulation:
 
     def _acknowledge(self, source: SourcePartition, end: Position) -> None:
         """Acknowledge the window topic; only what has its end, as the journal must say."""
-        state = JournalState.read(self.journal_topic.confirmed, 1000)
+        state = JournalState.read(self.journal_topic.confirmed, self.remember)
         last = -1
         for index, message in enumerate(self.window):
             if place_of(index) >= end:

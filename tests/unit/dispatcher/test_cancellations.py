@@ -75,6 +75,19 @@ def test_what_waits_for_the_end_of_a_pause_is_cancelled_after_a_takeover(run: Si
     assert work(run) == before | {"as the first": {"too late"}}
 
 
+def test_a_message_that_waits_for_its_target_is_cancelled(run: Simulation) -> None:
+    run.pause(ORDERS)
+    run.send(3, ORDERS, too_big=False)
+    run.wait(0.02)
+    work(run)
+    run.cancel(1, ORDERS)
+    assert work(run) == {"id-1": {"cancelled"}}
+    run.resume()
+    for _ in range(20):
+        run.round()
+    assert run.broker.topics[ORDERS].delivered == ["id-0", "id-2"]
+
+
 def test_a_cancellation_of_another_due_time_does_not_end_the_wait_of_a_later_one(
     run: Simulation,
 ) -> None:

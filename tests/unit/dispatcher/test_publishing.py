@@ -292,6 +292,19 @@ def test_no_message_passes_a_refusal_that_the_journal_does_not_know(
     run.check()
 
 
+def test_what_the_journal_calls_released_is_not_published_again_when_its_id_is_forgotten(
+    run: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Simulation, "remember", 2)
+    run.takeover(random.Random(0))
+    run.send(10, ORDERS, too_big=False, due_in_ms=(60_000, 10, 10))  # some hold the low watermark
+    for _ in range(20):
+        run.round()
+    run.takeover(random.Random(0))
+    run.settle()
+    assert sorted(delivered(run)) == sorted(run.sent)
+
+
 @pytest.mark.parametrize("refused", [False, True])
 def test_without_a_fresh_proof_nothing_is_sent_or_set_aside(run: Simulation, refused: bool) -> None:
     """A machine was suspended, and its monotonic clock stood still: the proof only seems fresh.
