@@ -74,7 +74,7 @@ class MoverReporter(Reporter):
                 name = f"hand-offs of {description.topic}"
                 checks.append(lag_check(name, description, self._members.read(description)))
         roster = self._movers.roster
-        return checks + refused_checks(roster.refused, roster.named_refused)
+        return checks + refused_checks(roster.refused, roster.names)
 
     def status(self) -> Sequence[StatusSection]:
         served = [self._section(*each) for each in self._served()]

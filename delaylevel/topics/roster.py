@@ -203,6 +203,10 @@ class Roster:
         serve: function that begins to serve a level topic. Its second argument is True if the level
             topic was named. It raises BrokerError or InvalidInputError if that is not possible.
         namespace: ``tenant/namespace`` whose level topics are all to be served, also later ones.
+
+    Attributes:
+        names: the level topics that were named.
+        errors: the error of each level topic that cannot be served now, by its name.
     """
 
     def __init__(
@@ -214,9 +218,9 @@ class Roster:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._admin = admin
-        self._names = tuple(dict.fromkeys(names))
+        self.names = tuple(dict.fromkeys(names))
         self._serve = serve
-        self._namespace = namespace
+        self.namespace = namespace
         self._now_s = now_s
         self._look_s = float("-inf")
         self._search_s = float("-inf")
@@ -225,7 +229,6 @@ class Roster:
         # with the times at which they are looked at again: full names.
         self._members: dict[str, frozenset[str]] = {}
         self._others: dict[str, float] = {}
-        #: The error of each level topic that cannot be served now, by its name.
         self.errors: dict[str, DelayLevelError] = {}
         self._warning = RepeatedWarning(log, f"level topics of {namespace}")
 
@@ -233,11 +236,6 @@ class Roster:
     def refused(self) -> Mapping[str, str]:
         """The reason for each level topic that cannot be served now, by its name."""
         return {name: str(error) for name, error in self.errors.copy().items()}
-
-    @property
-    def named_refused(self) -> Mapping[str, str]:
-        """The part of `refused` that was named, not found in the namespace."""
-        return {name: reason for name, reason in self.refused.items() if name in self._names}
 
     def start(self) -> None:
         """Begin to serve the level topics.
@@ -248,9 +246,9 @@ class Roster:
         """
         self._look_s = self._now_s() + _LOOK_S
         self._look_at_named(frozenset())
-        if self._names and len(self.errors) == len(self._names):
+        if self.names and len(self.errors) == len(self.names):
             raise next(iter(self.errors.values()))
-        if self._namespace is not None:
+        if self.namespace is not None:
             served = frozenset(self._found[name] for name in self._found if name not in self.errors)
             self._look_at_namespace(served)
 
@@ -265,7 +263,7 @@ class Roster:
         self._look_s = self._now_s() + _LOOK_S
         known = frozenset(served)
         self._look_at_named(known)
-        if self._namespace is None:
+        if self.namespace is None:
             return ()
         try:
             gone = self._look_at_namespace(known)
@@ -275,25 +273,13 @@ class Roster:
         self._warning.over()
         return gone
 
-    def refuse(self, name: str, error: DelayLevelError) -> None:
-        """Note that a level topic cannot be served now."""
-        name = next((given for given, topic in self._found.items() if topic == name), name)
-        if str(self.errors.get(name)) != str(error):
-            log.warning("level topic %s is not served: %s", name, error)
-        self.errors[name] = error
-
-    def forget(self, name: str) -> None:
-        """Stop trying to serve a level topic that was not named."""
-        self.errors.pop(name, None)
-
     def _look_at_named(self, served: frozenset[str]) -> None:
-        """Look at those that were named, and at those that were given up since."""
-        more = () if self._namespace is not None else tuple(self.errors)
+        """Look at those that were named."""
         now = set(served)
         searching = self._now_s() >= self._search_s
         if searching:
             self._search_s = self._now_s() + _SEARCH_S
-        for name in dict.fromkeys((*self._names, *more)):
+        for name in self.names:
             if self._found.get(name, name) in now:
                 continue
             with self._trying(name):
@@ -310,9 +296,9 @@ class Roster:
 
     def _look_at_namespace(self, served: frozenset[str]) -> Sequence[str]:
         """Look at those of the namespace, and return those that were deleted."""
-        assert self._namespace is not None
+        assert self.namespace is not None
         with translate_errors():
-            names = registry.partitioned_topics(self._admin, self._namespace)
+            names = registry.partitioned_topics(self._admin, self.namespace)
             listed = registry.level_topics_of(self._admin, self._unknown(names, served))
         found = {item.topic for item in listed}
         again_s = self._now_s() + _SEARCH_S
@@ -327,8 +313,8 @@ class Roster:
                 self._members[item.topic] = frozenset(
                     member.topic.full for member in item.description.members()
                 )
-        for gone in [name for name in self.errors if name not in (*self._names, *found)]:
-            self.forget(gone)
+        for gone in [name for name in self.errors if name not in (*self.names, *found)]:
+            del self.errors[gone]
         return sorted(served - {name.full for name in names})
 
     def _unknown(self, names: Sequence[TopicName], served: frozenset[str]) -> list[TopicName]:
@@ -354,7 +340,9 @@ class Roster:
             with translate_errors():
                 yield
         except (BrokerError, InvalidInputError) as error:
-            self.refuse(name, error)
+            if str(self.errors.get(name)) != str(error):
+                log.warning("level topic %s is not served: %s", name, error)
+            self.errors[name] = error
             return
         if self.errors.pop(name, None) is not None:
             log.info("level topic %s is served now", name)

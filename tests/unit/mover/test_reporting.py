@@ -25,9 +25,7 @@ DESCRIPTION = LevelTopicDescription(
 LEAD_MS = DESCRIPTION.levels.smallest_lead_ms
 
 
-def movers(
-    stats: MoverStats, behind_ms: int | None = 0, held: int = 0, **refused: dict[str, str]
-) -> Any:
+def movers(stats: MoverStats, behind_ms: int | None = 0, held: int = 0, **refused: Any) -> Any:
     """Return a service with one level topic; the broker tells nothing of one without a lag."""
 
     def members(description: LevelTopicDescription) -> Any:
@@ -46,7 +44,7 @@ def movers(
     return SimpleNamespace(
         descriptions=(DESCRIPTION,),
         retries="It is tried again.",
-        roster=SimpleNamespace(**{"refused": {}, "named_refused": {}, **refused}),
+        roster=SimpleNamespace(**{"refused": {}, "names": (), **refused}),
         members=StatusCache(members),
         stats=lambda: {DESCRIPTION.topic: stats},
     )
@@ -79,7 +77,7 @@ def test_readiness_is_the_lock_and_a_lag_below_the_lead(
 def test_a_level_topic_that_is_not_served_is_named_and_counted(named: bool) -> None:
     """One that was found in the namespace does not end the readiness for the others."""
     refused = {"persistent://public/default/_late-delay-level": "it has format 2"}
-    served = movers(MOVING, refused=refused, named_refused=refused if named else {})
+    served = movers(MOVING, refused=refused, names=tuple(refused) if named else ())
     *others, last = MoverReporter(served).ready()
     assert all(check.ok for check in others)
     (topic,) = refused

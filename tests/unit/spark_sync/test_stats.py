@@ -30,7 +30,7 @@ def movers() -> JobMovers:
         "orders", enable_delay_level_topic=True, partition_strategy=hours
     )
     producer.send(b"x", deliver_after=timedelta(hours=1, minutes=1))
-    roster: Any = SimpleNamespace(refused={"invoices": "not there"}, named_refused={})
+    roster: Any = SimpleNamespace(refused={"invoices": "not there"}, names=())
     return JobMovers(roster, memory.level_topics(), memory.admin)
 
 

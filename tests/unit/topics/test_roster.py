@@ -12,7 +12,6 @@ from delaylevel.errors import (
     BrokerUnreachableError,
     InvalidInputError,
     LevelTopicError,
-    UpgradeRequiredError,
 )
 from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
@@ -74,7 +73,6 @@ def test_the_others_are_served_and_each_of_the_rest_is_tried_again(
     process.roster.start()
     assert process.names() == ["a"]
     assert process.roster.refused.keys() == {"b", "late", "refusing"}
-    assert process.roster.named_refused == process.roster.refused
     assert "format 2" in process.roster.refused["b"]
     assert "late has no level topic" in process.roster.refused["late"]
     process.look()
@@ -89,23 +87,6 @@ def test_the_others_are_served_and_each_of_the_rest_is_tried_again(
     process.look()
     assert process.names() == ["a", "b", "late", "refusing"]
     assert set(process.served.values()) == {True}
-    assert not process.roster.refused
-
-
-def test_one_that_is_given_up_is_served_again_when_that_is_possible() -> None:
-    process = Process("a", "b")
-    process.create("a")
-    gone = process.create("b")
-    process.roster.start()
-    process.store(gone, version=2)
-    del process.served[gone]
-    process.roster.refuse(gone, UpgradeRequiredError("later"))
-    process.look()
-    assert process.names() == ["a"]
-    assert "format 2" in process.roster.refused["b"]
-    process.store(gone, version=1)
-    process.look()
-    assert process.names() == ["a", "b"]
     assert not process.roster.refused
 
 
@@ -126,7 +107,6 @@ def test_a_namespace_is_followed() -> None:
     process.roster.start()
     assert process.names() == ["a"]
     assert [process.name(topic) for topic in process.roster.refused] == ["b"]
-    assert not process.roster.named_refused
     process.create("c")
     assert process.look() == []
     assert process.names() == ["a", "c"]
