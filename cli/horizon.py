@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -20,7 +19,7 @@ from delaylevel.cli.views.tables import (
     short,
 )
 from delaylevel.cli.views.terminal import width_of
-from delaylevel.inspection.horizon import DueWithin, Horizon, Part
+from delaylevel.inspection.horizon import DueWithin, Horizon
 from delaylevel.model.formatting import format_duration, format_instant
 from delaylevel.model.level_topic import Role
 
@@ -52,15 +51,51 @@ def within_view(row: DueWithin) -> dict[str, Any]:
 def horizon_text(found: Horizon, width: int) -> str:
     """Return a horizon for a person: a summary, and tables of what is due when, and for whom.
 
-    Lines have at most ``width`` characters if the numbers leave room for that.
+    Lines have at most ``width`` characters.
     """
     sections = [_summary(found)]
     if found.messages or found.damaged:
-        sections.append(_within_table(found, width))
-        if len(found.profile) > 1:
-            sections.append(_profile_table(found))
-        if len(found.targets) > 1:
-            sections.append(_targets_table(found, width))
+        last = found.within[-1].parts
+        shown = [part for part in found.parts if last[part.name] or part.role is not Role.HELD]
+        columns = [
+            Column("due_within"),
+            *(Column(name, "number") for name in ("messages", "rate")),
+            *(Column(part.name, "number", head=part.name.upper(), rank=1) for part in shown),
+        ]
+        rows = [
+            {
+                "due_within": row.label,
+                "messages": count(row.messages, found.exact),
+                "rate": rate(row.per_second),
+                # A part without messages gives way first.
+                **{
+                    name: short(messages, name in found.exact_parts) if last[name] else None
+                    for name, messages in row.parts.items()
+                },
+            }
+            for row in found.within
+        ]
+        sections.append(render(rows, columns, width=width))
+    # The first period begins now, and may be shorter than the others.
+    if len(found.profile) > 1:
+        columns = [Column("due_from", head="DUE FROM (UTC)"), Column("messages", "number")]
+        rows = [
+            {
+                "due_from": "now"
+                if row.from_ms == found.now_ms
+                else bucket_label(row.from_ms, found.bucket_ms),
+                "messages": count(row.messages, found.exact),
+            }
+            for row in found.profile
+        ]
+        sections.append(render(rows, columns))
+    if len(found.targets) > 1:
+        columns = [Column("target", "topic", head="FOR"), Column("messages", "number")]
+        rows = [
+            {"target": name, "messages": count(messages, found.exact)}
+            for name, messages in sorted(found.targets.items(), key=lambda pair: -pair[1])
+        ]
+        sections.append(render(rows, columns, width=width))
     return "\n\n".join(sections)
 
 
@@ -98,66 +133,6 @@ def _summary(found: Horizon) -> str:
     when = f"in {about}{length}" if left > 0 else f"{about}{length} ago"
     until = 19 if found.exact else 16  # an estimate is not exact to the second
     return f"{text}\nThe last is due {when}: {format_instant(found.last_due_ms)[:until]}Z"
-
-
-def _within_table(found: Horizon, width: int) -> str:
-    """Return the table of due times, shortened in steps until it fits the width."""
-    last = found.within[-1].parts
-    shown = [part for part in found.parts if last[part.name] or part.role is not Role.HELD]
-    lines = _within_lines(found, shown, count)
-    if max(map(len, lines)) > width:
-        lines = _within_lines(found, shown, short)
-    if max(map(len, lines)) > width:
-        lines = _within_lines(found, [part for part in shown if last[part.name]], short)
-    return "\n".join(lines)
-
-
-def _within_lines(
-    found: Horizon, shown: Sequence[Part], write: Callable[[float, bool], str]
-) -> list[str]:
-    columns = [
-        Column("due_within"),
-        Column("messages", "number"),
-        Column("rate", "number"),
-        *(Column(part.name, "number", head=part.name.upper()) for part in shown),
-    ]
-    rows: list[dict[str, Any]] = [
-        {
-            "due_within": row.label,
-            "messages": count(row.messages, found.exact),
-            "rate": rate(row.per_second),
-            **{
-                part.name: write(row.parts[part.name], part.name in found.exact_parts)
-                for part in shown
-            },
-        }
-        for row in found.within
-    ]
-    return render(rows, columns).splitlines()
-
-
-def _profile_table(found: Horizon) -> str:
-    """Return the messages of each period; the first period begins now, and may be shorter."""
-    rows = [
-        {
-            "due_from": bucket_label(row.from_ms, found.bucket_ms),
-            "messages": count(row.messages, found.exact),
-        }
-        for row in found.profile
-    ]
-    if found.profile[0].from_ms == found.now_ms:
-        rows[0]["due_from"] = "now"
-    columns = (Column("due_from", head="DUE FROM (UTC)"), Column("messages", "number"))
-    return render(rows, columns)
-
-
-def _targets_table(found: Horizon, width: int) -> str:
-    rows = [
-        {"target": name, "messages": count(messages, found.exact)}
-        for name, messages in sorted(found.targets.items(), key=lambda pair: -pair[1])
-    ]
-    columns = (Column("target", "topic", head="FOR"), Column("messages", "number"))
-    return render(rows, columns, width=width)
 
 
 @examples(

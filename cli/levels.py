@@ -146,13 +146,16 @@ _DELETED = (
 )
 
 
-def parse_longer(text: str) -> tuple[timedelta, timedelta]:
-    """Parse the unit of a finer level and its new longest delay: ``hour:48h``."""
-    unit, separator, maximum = text.partition(":")
-    if not separator:
-        raise ValueError(f"{text!r} is no level: write UNIT:MAX, e.g. hour:48h")
-    by = parse_unit(unit)
-    return by if isinstance(by, timedelta) else by.unit, parse_duration(maximum)
+def parse_level(text: str) -> PartitionStrategy:
+    """Parse a finer level: ``hour:24h``, or with its lead ``hour:24h:5m``."""
+    parts = text.split(":")
+    if len(parts) not in (2, 3):
+        raise ValueError(f"{text!r} is no level: write UNIT:MAX or UNIT:MAX:LEAD, e.g. hour:24h")
+    return PartitionStrategy(
+        partition_by=parse_unit(parts[0]),
+        maximum_delay=parse_duration(parts[1]),
+        lead=parse_duration(parts[2]) if len(parts) == 3 else None,
+    )
 
 
 @examples(
@@ -164,7 +167,7 @@ def parse_longer(text: str) -> tuple[timedelta, timedelta]:
 @options.max_delay()
 @click.option(
     "--then",
-    type=Parsed("unit:max", parse_longer),
+    type=Parsed("unit:max", parse_level),
     multiple=True,
     metavar="UNIT:MAX",
     help="Unit and longest delay of a finer level, e.g. hour:24h. Repeatable.",
@@ -175,7 +178,7 @@ def expand(
     settings: Settings,
     topic: str,
     maximum_delay: timedelta | None,
-    then: tuple[tuple[timedelta, timedelta], ...],
+    then: tuple[PartitionStrategy, ...],
     output: str,
 ) -> None:
     """Raise the longest delay of TOPIC's level topic.
@@ -186,8 +189,11 @@ def expand(
     """
     if maximum_delay is None and not then:
         raise InvalidInputError("give the new longest delay: --max-delay 60d, or --then hour:48h")
+    if any(level.lead is not None for level in then):
+        raise InvalidInputError("a lead cannot be changed: write --then UNIT:MAX, e.g. hour:48h")
+    finer = {level.unit: level.maximum_delay for level in then}
     with settings.level_topic(topic) as (_, admin, before):
-        after = lifecycle.expand(admin, before.topic, maximum_delay, dict(then))
+        after = lifecycle.expand(admin, before.topic, maximum_delay, finer)
     emit_one(description_view(after), DESCRIPTION, output)
     added = after.levels.partitions - before.levels.partitions
     note(f"{added} partitions added. Configure the new maximum in producers without an admin URL.")
@@ -316,18 +322,6 @@ def set_(
             for name in (full,) if full in after.targets else after.targets:
                 keep(admin, TopicName.parse(name))
     emit_one(description_view(after), DESCRIPTION, output)
-
-
-def parse_level(text: str) -> PartitionStrategy:
-    """Parse a finer level: ``hour:24h``, or with its lead ``hour:24h:5m``."""
-    parts = text.split(":")
-    if len(parts) not in (2, 3):
-        raise ValueError(f"{text!r} is no level: write UNIT:MAX or UNIT:MAX:LEAD, e.g. hour:24h")
-    return PartitionStrategy(
-        partition_by=parse_unit(parts[0]),
-        maximum_delay=parse_duration(parts[1]),
-        lead=parse_duration(parts[2]) if len(parts) == 3 else None,
-    )
 
 
 @examples(

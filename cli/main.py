@@ -32,6 +32,7 @@ SECTIONS = {
     "Look": ("pending", "horizon", "doctor", "dlq"),
     "Try": ("demo",),
 }
+_COMMANDS = [name for names in SECTIONS.values() for name in names]
 
 # Exceptions of the Pulsar client, compared by name so that handling an error imports nothing.
 _UNREACHABLE_CLIENT_ERRORS = ("ConnectError", "Timeout", "NotConnected", "ServiceUnitNotReady")
@@ -105,11 +106,11 @@ class RootGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in the order of the help."""
-        return _shown()
+        return _COMMANDS
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of a command and return the command."""
-        if cmd_name not in _shown():
+        if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(f"delaylevel.cli.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
@@ -121,14 +122,14 @@ class RootGroup(click.Group):
         """Return the command that the arguments name; suggest one that is spelled alike."""
         name = args[0]
         if name[:1] != "-" and self.get_command(ctx, name) is None:
-            near = difflib.get_close_matches(name, _shown(), 1)
+            near = difflib.get_close_matches(name, _COMMANDS, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands of each section under its title."""
-        widest = max(map(len, _shown()))
+        widest = max(map(len, _COMMANDS))
         for title, names in SECTIONS.items():
             found = [(name, self.get_command(ctx, name)) for name in names]
             rows = [
@@ -145,27 +146,17 @@ class RootGroup(click.Group):
         """Run the command and turn its errors into messages and exit codes."""
         try:
             return super().invoke(ctx)
-        except click.ClickException as error:
-            if logs.is_json():
-                raise _shown_as_json(error) from error
-            raise
         except Exception as error:
-            failure = translate(error)
-            if failure is None or settings_of(ctx).verbosity > 1:
+            failure = error if isinstance(error, click.ClickException) else translate(error)
+            known = failure is error
+            if failure is None or (settings_of(ctx).verbosity > 1 and not known):
                 raise
             if logs.is_json():
-                raise _shown_as_json(failure) from error
+                logs.tell(failure.format_message(), logging.ERROR)
+                raise click.exceptions.Exit(failure.exit_code) from error
+            if known:
+                raise
             raise failure from error
-
-
-def _shown_as_json(error: click.ClickException) -> click.exceptions.Exit:
-    """Write an error as a line of JSON, and return the exit with its code."""
-    logs.tell(error.format_message(), logging.ERROR)
-    return click.exceptions.Exit(error.exit_code)
-
-
-def _shown() -> list[str]:
-    return [name for names in SECTIONS.values() for name in names]
 
 
 @examples(

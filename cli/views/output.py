@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -28,15 +29,15 @@ def emit(
     On a terminal, a table fits the width, and a legend follows it. In a pipe nothing is cut.
     """
     listed = list(rows)
-    if output in ("json", "jsonl"):
-        if listed or output == "json":
-            click.echo(render(listed, columns, output))
+    if output == "json":
+        click.echo(_json(listed, output))
+    elif output == "jsonl":
+        for row in listed:
+            click.echo(_json(row, output))
     elif not listed:
         note(empty)
     else:
-        width, colour = width_of(sys.stdout), has_colour(sys.stdout)
-        write(render(listed, columns, output, width=width, colour=colour))
-        explain(legend)
+        _print(render, listed, columns, output, legend)
 
 
 def emit_one(
@@ -44,16 +45,27 @@ def emit_one(
 ) -> None:
     """Print one item on stdout; see `emit`."""
     if output in ("json", "jsonl"):
-        click.echo(render_one(item, columns, output))
+        click.echo(_json(item, output))
     else:
-        width, colour = width_of(sys.stdout), has_colour(sys.stdout)
-        write(render_one(item, columns, output, width=width, colour=colour))
-        explain(legend)
+        _print(render_one, item, columns, output, legend)
 
 
-def explain(legend: str) -> None:
-    """Print a legend on stderr if the result is on a terminal, for people who read it there."""
-    if legend and sys.stdout.isatty():
+def _json(value: Any, output: str) -> str:
+    def plain(value: Any) -> Any:
+        """Return a JSON form of numpy numbers, sets and paths."""
+        if hasattr(value, "item"):
+            return value.item()
+        return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
+
+    return json.dumps(value, indent=2 if output == "json" else None, default=plain)
+
+
+def _print(
+    draw: Callable[..., str], value: Any, columns: Sequence[Column], output: str, legend: str
+) -> None:
+    width, colour = width_of(sys.stdout), has_colour(sys.stdout)
+    write(draw(value, columns, wide=output == "wide", width=width, colour=colour))
+    if legend and sys.stdout.isatty():  # for people who read it there
         note(legend)
 
 

@@ -1,8 +1,7 @@
-"""Tables for people, and JSON for programs, as text; no I/O."""
+"""Tables for people, as text; no I/O."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -84,28 +83,20 @@ def yellow_if_any(value: Any, _: object = None) -> Tone | None:
 def render(
     rows: Iterable[Mapping[str, Any]],
     columns: Sequence[Column],
-    output: str = "table",
     *,
+    wide: bool = False,
     width: int | None = None,
     colour: bool = False,
 ) -> str:
-    """Return rows as text, without a newline at the end.
-
-    A table leaves out keys without a column; JSON keeps them, and all names in full. In the format
-    ``wide``, a table has all columns and names in full.
-    """
+    """Return rows as a table, without a newline at the end; ``wide`` is for all names in full."""
     listed = list(rows)
-    if output == "json":
-        return json.dumps(listed, indent=2, default=_plain)
-    if output == "jsonl":
-        return "\n".join(json.dumps(row, default=_plain) for row in listed)
-    shown = _shown(columns, output)
-    local = output != "wide" and _have_one_namespace(listed, shown)
+    shown = [column for column in columns if wide or not column.wide]
+    local = not wide and _have_one_namespace(listed, shown)
     table = [
-        [column.title, *(_cell(row.get(column.key), column.kind, output, local) for row in listed)]
+        [column.title, *(_cell(row.get(column.key), column.kind, wide, local) for row in listed)]
         for column in shown
     ]
-    if output == "wide":
+    if wide:
         width = None
     fitted, gap = _fitted(shown, table, width)
     drawn = []
@@ -123,29 +114,27 @@ def render(
 def render_one(
     item: Mapping[str, Any],
     columns: Sequence[Column],
-    output: str = "table",
     *,
+    wide: bool = False,
     width: int | None = None,
     colour: bool = False,
 ) -> str:
-    """Return one item as text: a line for each column, or a JSON object.
+    """Return one item with a line for each column.
 
     Args:
         width: number of cells of a line; longer values take several lines, and lists a line for
             each element. None for any.
     """
-    if output in ("json", "jsonl"):
-        return json.dumps(item, indent=2 if output == "json" else None, default=_plain)
-    shown = _shown(columns, output)
+    shown = [column for column in columns if wide or not column.wide]
     titles = max((len(column.title) for column in shown), default=0)
     lines = []
     for column in shown:
         value = item.get(column.key)
         hanging = " " * (titles + _WIDE_GAP)
-        texts = [_cell(value, column.kind, output)]
+        texts = [_cell(value, column.kind, wide)]
         is_long = width is not None and cells(hanging + texts[0]) > width
         if is_long and isinstance(value, (list, tuple)):
-            texts = [_cell(one, column.kind, output) for one in value]
+            texts = [_cell(one, column.kind, wide) for one in value]
         tone = column.tone(value, item) if colour and column.tone is not None else None
         found = [
             line.removeprefix(hanging)
@@ -156,16 +145,6 @@ def render_one(
             title = "" if number else column.title
             lines.append(f"{title.ljust(titles)}   {painted(line, tone)}".rstrip())
     return "\n".join(lines)
-
-
-def format_second(ms: int) -> str:
-    """Write an instant to the second: ``2026-03-01T09:00:00Z``."""
-    text = format_instant(ms)
-    return f"{text[:19]}Z" if text.endswith("Z") else text
-
-
-def _shown(columns: Sequence[Column], output: str) -> list[Column]:
-    return [column for column in columns if output == "wide" or not column.wide]
 
 
 def _have_one_namespace(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> bool:
@@ -194,23 +173,24 @@ def _topic(value: Any) -> TopicName | None:
         return None
 
 
-def _cell(value: Any, kind: Kind, output: str, local: bool = False) -> str:
+def _cell(value: Any, kind: Kind, wide: bool, local: bool = False) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return ", ".join(_cell(one, kind, output, local) for one in value) or "-"
+        return ", ".join(_cell(one, kind, wide, local) for one in value) or "-"
     if isinstance(value, (int, float)):
         if kind == "time":
-            return format_instant(int(value)) if output == "wide" else format_second(int(value))
+            text = format_instant(int(value))
+            return text if wide or not text.endswith("Z") else f"{text[:19]}Z"  # to the second
         if kind == "duration":
             return format_duration(value)
         if kind == "size":
             return _size_text(value)
         if kind == "number":
             return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
-    if kind == "topic" and output != "wide":
+    if kind == "topic" and not wide:
         name = _topic(value)
         if name is not None:
             value = name.local if local else name.short
@@ -286,18 +266,6 @@ def _size_text(size: float) -> str:
     return f"{size / 1000:,.1f} TB"
 
 
-def _plain(value: Any) -> Any:
-    """Return a JSON form of numpy numbers, sets and paths."""
-    if hasattr(value, "item"):
-        return value.item()
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    return str(value)
-
-
-DAY_MS = 86_400_000
-
-
 def count(messages: float, exact: bool) -> str:
     """Return a number of messages; an estimate has ``~`` and three significant digits."""
     if exact or messages == 0:
@@ -336,6 +304,6 @@ def local(topic: str) -> str:
 def bucket_label(from_ms: int, length_ms: int) -> str:
     """Return the start of a period, no more precise than the period is long."""
     moment = datetime.fromtimestamp(from_ms / 1000, timezone.utc)
-    if length_ms >= DAY_MS:
+    if length_ms >= 86_400_000:
         return moment.strftime("%a %Y-%m-%d")
     return moment.strftime("%a %d %H:%M:%S" if length_ms < 60_000 else "%a %d %H:%M")

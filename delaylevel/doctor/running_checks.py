@@ -117,15 +117,14 @@ def lateness(context: LevelTopicContext) -> Finding:
 def producer_clocks(context: LevelTopicContext) -> Finding:
     """Check that no parked message was published in the future."""
     slack_ms = max(1000, context.description.levels.smallest_lead_ms // 2)
-    rows = [row for row in context.status.partitions if row.backlog_entries]
+    topics = [row.topic for row in context.status.partitions if row.backlog_entries]
 
-    def is_ahead(row: PartitionStatus) -> bool:
+    def first_ahead(topic: str) -> object:
         until_ms = context.cluster.clock.now_ms() + slack_ms
-        name = TopicName.parse(row.topic)
-        return context.admin.message_id_at(name, until_ms + 1) is not None
+        return context.admin.message_id_at(TopicName.parse(topic), until_ms + 1)
 
-    found = zip(in_parallel(is_ahead, rows), rows, strict=True)
-    wrong = [row.topic for ahead, row in found if ahead]
+    found = zip(topics, in_parallel(first_ahead, topics), strict=True)
+    wrong = [topic for topic, position in found if position is not None]
     if not wrong:
         return Finding()
     return Finding.failed(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from datetime import timedelta
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -123,7 +122,10 @@ class ServiceActions:
         if action == "pause":
             after = lifecycle.pause(self._admin, topic, target, self._clock)
         else:
-            spread_ms = duration_ms(_duration(parameters.get("spread", "0s")))
+            try:
+                spread_ms = duration_ms(parse_duration(parameters.get("spread", "0s")))
+            except ValueError as error:
+                raise InvalidInputError(f"spread: {error}") from None
             after = lifecycle.resume(self._admin, topic, target, self._clock, spread_ms)
         rows = [
             {"target": "all targets" if name == ALL else name, "paused_since_ms": since}
@@ -189,13 +191,6 @@ def _time_limit() -> Callable[[int], None]:
             )
 
     return tell
-
-
-def _duration(text: str) -> timedelta:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise InvalidInputError(f"spread: {error}") from None
 
 
 def _choice(

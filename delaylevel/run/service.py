@@ -177,7 +177,19 @@ class LocalService:
         """Close the connections of a service that was not run; `run` closes them itself."""
         self._closing.close()
 
-    def _check(self, description: LevelTopicDescription) -> None:
+    def _look(self) -> None:
+        """Begin to serve what can be served now, and forget what was deleted."""
+        given_up = () if self._dispatcher is None else self._dispatcher.refused
+        served = {item.topic for item in self.descriptions} | set(given_up)
+        for gone in self._roster.look(served):
+            log.warning("%s was deleted", gone)
+            if gone in self._movers.stats():
+                self._movers.remove(gone)
+            if self._dispatcher is not None:
+                self._dispatcher.remove(gone)
+
+    def _serve(self, description: LevelTopicDescription, named: bool) -> None:
+        """Serve a level topic. Of one that a Function moves, only the window is served."""
         effectively_once = self._settings.delivery is Delivery.EFFECTIVELY_ONCE
         if effectively_once and description.final_window is FinalWindow.BROKER:
             raise InvalidInputError(
@@ -185,18 +197,6 @@ class LocalService:
                 "mover delivers at least once: use `delaylevel mover run` (the Spark job), or the "
                 "final window 'tracker'"
             )
-
-    def _look(self) -> None:
-        """Begin to serve what can be served now, and forget what was deleted."""
-        given_up = () if self._dispatcher is None else self._dispatcher.refused
-        served = {item.topic for item in self.descriptions} | set(given_up)
-        for gone in self._roster.look(served):
-            log.warning("%s was deleted", gone)
-            self._remove(gone)
-
-    def _serve(self, description: LevelTopicDescription, named: bool) -> None:
-        """Serve a level topic. Of one that a Function moves, only the window is served."""
-        self._check(description)
         if not self._moves:
             check_dispatched(description)
         elif named:
@@ -225,12 +225,6 @@ class LocalService:
                 processes=self._processes,
             )
         return self._dispatcher
-
-    def _remove(self, topic: str) -> None:
-        if topic in self._movers.stats():
-            self._movers.remove(topic)
-        if self._dispatcher is not None:
-            self._dispatcher.remove(topic)
 
 
 class ServiceCollector:

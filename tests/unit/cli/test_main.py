@@ -30,6 +30,8 @@ from delaylevel.cluster.connection.settings import Connection, require_reachable
         ("horizn orders", "Did you mean 'horizon'?"),
         ("pending lst orders", "Did you mean 'list'?"),
         ("xyzzy", "No such command 'xyzzy'."),
+        ("levels expand orders", "give the new longest delay"),
+        ("levels expand orders --then hour:48h:5m", "a lead cannot be changed"),
     ],
 )
 def test_wrong_usage_has_exit_code_2(arguments: str, words: str) -> None:

@@ -121,7 +121,9 @@ def test_five_levels_and_long_names_fit_80_columns(messages: int, exact: bool) -
     (total,) = [line for line in lines if line.startswith("any time")]
     assert f"{5 * messages:,}" in total
     if messages > 1000:
-        assert total.split()[4:] == [("" if exact else "~") + "10.0M"] * 5
+        # Of parts without messages, as many are shown as fit.
+        shown = [cell for cell in total.split()[4:] if cell != "-"]
+        assert shown == [("" if exact else "~") + "10.0M"] * 5
 
 
 # -- the command
