@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from delaylevel.cli.views.levels import note_undelivered
 from delaylevel.cli.views.live import progress
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import (
@@ -25,7 +26,7 @@ from delaylevel.model.level_topic import Role
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .inspection import inspector, note_delivery, target_option
+from .inspection import inspector, target_option
 
 _KEYS = (
     *("topic", "target", "now_ms", "messages", "error", "exact", "exact_parts", "looked_at"),
@@ -156,7 +157,7 @@ def horizon(settings: Settings, topic: str, exact: bool, target: str | None, out
     with progress() as shown, inspector(settings, topic, shown, target=target) as look:
         found = look.horizon(exact=exact)
         shown.close()
-        note_delivery(look, topic)
+        note_undelivered(look.admin, look.description, topic)
     if output == "json":
         emit_one(horizon_view(found), (), output)
         return

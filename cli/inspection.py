@@ -41,11 +41,6 @@ def inspector(
     return Inspector.connect(connection, topic, client_options=client_options, **options)
 
 
-def note_delivery(look: Inspector, topic: str) -> None:
-    """Print a note on stderr if the messages of an inspector's level topic are not delivered."""
-    note_undelivered(look.admin, look.description, topic)
-
-
 id_option = click.option("--id", metavar="ID", help="Stable ID (delaylevel.id) to match.")
 #: The options that select messages, passed as the arguments of `query`.
 selection_options = together(
@@ -109,4 +104,4 @@ def query(
         for address, reason in refusals.items():
             where = f"the dispatcher at {address}" if address else "the dispatchers"
             note(f"The window was read from its topic; {where} did not answer: {reason}")
-        note_delivery(look, topic)
+        note_undelivered(look.admin, look.description, topic)

@@ -27,6 +27,7 @@ from delaylevel.model.envelope import EXPIRES, SCHEMA, UNREADABLE, SchemaRef
 from delaylevel.model.formatting import format_instant, parse_duration
 from delaylevel.model.outcome import Receipt
 from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.client import DelayLevelClient
 from delaylevel.producer.client_calls import error_of
 
 from . import options
@@ -143,7 +144,11 @@ def send(
         arguments["properties"] = arguments["properties"] or None
         messages = [Outgoing(content, arguments, replace=replace)]
     place = {"delay_level_topic": level_topic, "delay_level_namespace": level_namespace}
-    with _Sending(connection, topic, place) as sending:
+    logger = settings_of(click.get_current_context()).client_logger()
+    with contextlib.ExitStack() as stack:
+        client = DelayLevelClient.from_connection(connection, logger=logger)
+        stack.callback(close_quietly, client, "client")
+        sending = _Sending(stack, client, topic, place)
         with progress(f"Sending to {topic}", length) as bar:
             try:
                 for message in messages:
@@ -180,49 +185,33 @@ _Row = dict[str, Any]
 
 
 class _Sending:
-    """Messages that are sent, each with a row for its result.
+    """Messages that are sent through one client, each with a row for its result.
 
     Args:
+        stack: closes the producers.
         topic: the business topic of messages that name none.
+        place: the arguments of producers that name the level topic.
     """
 
     def __init__(
         self,
-        connection: Connection,
+        stack: contextlib.ExitStack,
+        client: DelayLevelClient,
         topic: str,
         place: dict[str, str | None],
     ) -> None:
-        from delaylevel.producer.client import DelayLevelClient
-
+        self._stack = stack
+        self._client = client
         self._topic = topic
-        self._place = place
+        self._own = TopicName.parse(topic).full
         self.rows: list[_Row] = []
         self.interrupted = False
-        self._own = TopicName.parse(topic).full
+        self._place = place
         # By target and text of the schema; or the reason for which there is none.
         self._producers: dict[tuple[str, str | None], Any] = {}
-        self._delayed = False
-        self._stack = contextlib.ExitStack()
-        logger = settings_of(click.get_current_context()).client_logger()
-        self._client = DelayLevelClient.from_connection(connection, logger=logger)
-        self._stack.callback(close_quietly, self._client, "client")
-
-    def __enter__(self) -> _Sending:
-        try:
-            own = self._open(self._own, None)
-        except BaseException:
-            self._stack.close()
-            raise
-        self._producers[self._own, None] = own
+        level_topic = self._producer(self._own, None).description.topic
         # It serves the targets of lines, too.
-        self._place = {
-            "delay_level_topic": own.description.topic,
-            "delay_level_namespace": None,
-        }
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._place = {"delay_level_topic": level_topic, "delay_level_namespace": None}
 
     def send(self, message: Outgoing) -> None:
         """Send a message; its row is complete after the next flush."""
@@ -240,8 +229,6 @@ class _Sending:
             "receipt": None,
         }
         self.rows.append(row)
-        if due_ms is not None:
-            self._delayed = True
 
         def confirmed(result: Any, message_id: Any) -> None:
             if is_ok(result):
@@ -292,7 +279,8 @@ class _Sending:
 
     def note_delivery(self) -> None:
         """Print notes about what keeps messages from being delivered."""
-        if self._delayed and self._client.admin is not None:
+        delayed = any(row.get("due_ms") is not None for row in self.rows)
+        if delayed and self._client.admin is not None:
             described = self._producers[self._own, None].description
             note_undelivered(self._client.admin, described, self._topic)
             for target in dict.fromkeys(row["target"] for row in self.rows if "target" in row):
@@ -300,16 +288,14 @@ class _Sending:
 
     def _producer(self, target: str, schema: SchemaRef | None) -> Any:
         key = (target, None if schema is None else str(schema))
-        found = self._producers.get(key)
-        if found is None:
+        if key not in self._producers:
             try:
-                found = self._open(target, schema)
+                self._producers[key] = self._open(target, schema)
             except Exception as error:  # the same for all lines
-                found = error
-            self._producers[key] = found
-        if isinstance(found, Exception):
-            raise found
-        return found
+                self._producers[key] = error
+        if isinstance(self._producers[key], Exception):
+            raise self._producers[key]
+        return self._producers[key]
 
     def _open(self, target: str, schema: SchemaRef | None) -> Any:
         """Return a producer of payloads that are encoded by a schema, or of plain bytes."""

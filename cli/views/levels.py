@@ -20,20 +20,18 @@ from .tables import Column, red_if_any, yellow_if_any
 from .terminal import painted, wrapped
 
 
-def short_name(described: LevelTopicDescription) -> str:
-    """Return the name for a level topic in commands: its business topic if it has only one."""
-    targets = described.targets
-    return TopicName.parse(targets[0] if len(targets) == 1 else described.topic).short
-
-
-def undelivered(admin: TopicAdmin, at: LevelTopicStatus) -> list[str]:
+def undelivered(admin: TopicAdmin, at: LevelTopicStatus, name: str = "") -> list[str]:
     """Return a line for each mover and dispatcher that the status shows to be missing.
 
-    None if the role may not read the traces of a mover.
+    None if the role may not read the traces of a mover. The lines have commands for ``name``, by
+    default the business topic if there is only one.
     """
-    name = short_name(at.description)
+    described = at.description
+    if not name:
+        targets = described.targets
+        name = TopicName.parse(targets[0] if len(targets) == 1 else described.topic).short
     try:
-        return summary(missing_hosts(admin, at, name), name)
+        return summary(missing_hosts(admin, described, at.rows(), name, at.now_ms), name)
     except BrokerError:
         return []
 
@@ -43,10 +41,9 @@ def note_undelivered(admin: TopicAdmin, described: LevelTopicDescription, topic:
     roles = (Role.LEVEL, Role.WINDOW)
     try:
         at = status(admin, described, SystemClock().now_ms(), roles=roles)
-        missing = missing_hosts(admin, at, topic)
     except BrokerError:
         return  # the result does not depend on it
-    for line in summary(missing, topic):
+    for line in undelivered(admin, at, topic):
         note(f"Note: {line}.")
 
 

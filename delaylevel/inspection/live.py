@@ -40,17 +40,6 @@ class DispatcherAddress(NamedTuple):
     url: str
 
 
-class DispatcherAnswers(NamedTuple):
-    """Answers of dispatchers to one question.
-
-    Attributes:
-        owners: the answer of each window partition, by its number; those without are missing.
-    """
-
-    answers: tuple[Mapping[str, Any], ...]
-    owners: Mapping[int, Mapping[str, Any]]
-
-
 class LiveDispatchers:
     """The running dispatchers of a level topic.
 
@@ -64,50 +53,41 @@ class LiveDispatchers:
         self._admin = admin
         self._description = description
         self._token = token or os.environ.get(TOKEN_VARIABLE, "").strip() or None
-        self.refusals: Mapping[str, str] = {}
+        self.refusals: dict[str, str] = {}
 
-    def addresses(self) -> Mapping[int, DispatcherAddress]:
-        """Return the dispatchers that announce an address, by window partition."""
-        found = {}
-        for status in window_stats(self._admin, self._description):
-            address = None if status.owner is None else _address(status.owner)
-            if address is not None:
-                found[status.partition] = address
-        return found
-
-    def ask(self, question: str, **parameters: object) -> DispatcherAnswers:
-        """Ask all dispatchers, and return the answers of those that can be reached.
+    def ask(self, question: str, **parameters: object) -> dict[int, Mapping[str, Any]]:
+        """Ask all dispatchers; return the answers by window partition, where there is one.
 
         Args:
             parameters: parameters of the query, in the spelling of the endpoint but for a trailing
                 underscore; those that are None are left out.
         """
         try:
-            addresses = self.addresses()
+            owners = {
+                status.partition: address
+                for status in window_stats(self._admin, self._description)
+                if status.owner is not None and (address := _address(status.owner)) is not None
+            }
         except BrokerError as error:
             self.refusals = {"": str(error)}
-            return DispatcherAnswers((), {})
+            return {}
         values = {name.rstrip("_"): value for name, value in parameters.items()}
         given = {name: value for name, value in values.items() if value is not None}
         query = urlencode({"topic": self._description.topic, **given})
-        distinct = sorted(set(addresses.values()))
+        distinct = sorted(set(owners.values()))
         # Several processes of one command answer at one address.
         with urllib3.PoolManager(_POOLS, maxsize=_POOLS, retries=False, timeout=_TIMEOUT) as pool:
             results = in_parallel(lambda each: self._request(pool, each, question, query), distinct)
-        answers, refusals = [], {}
-        owners: dict[int, Mapping[str, Any]] = {}
+        answers: dict[int, Mapping[str, Any]] = {}
+        self.refusals = {}
         for address, result in zip(distinct, results, strict=True):
             if isinstance(result, str):
-                refusals[address.url] = result
+                self.refusals[address.url] = result
                 log.debug("live query to %s: %s", address.url, result)
-                continue
             # A former owner that has not noticed its loss yet answers for a partition, too.
-            owned = [index for index in result["partitions"] if addresses.get(index) == address]
-            if len(owned) == len(result["partitions"]):
-                answers.append(result)
-                owners |= dict.fromkeys(owned, result)
-        self.refusals = refusals
-        return DispatcherAnswers(tuple(answers), owners)
+            elif all(owners.get(index) == address for index in result["partitions"]):
+                answers |= dict.fromkeys(result["partitions"], result)
+        return answers
 
     def _request(
         self, pool: urllib3.PoolManager, address: DispatcherAddress, question: str, query: str

@@ -162,10 +162,10 @@ def live_window(
     # that waits there is elsewhere, perhaps in a level.
     answers = {
         index: answer
-        for index, answer in asked.owners.items()
+        for index, answer in asked.items()
         if not (answer.get("cancelled") or answer.get("cancellations"))
     }
-    if any(each["more"] for each in asked.answers):
+    if any(each["more"] for each in asked.values()):
         answers = {}
     missing = [index for index in range(description.window_partitions) if index not in answers]
     found = others(due, missing) if missing else WindowContents()

@@ -23,9 +23,6 @@ from .reports import (
 _COMMAND = re.compile(r"`([^`]+)`")
 #: Time after which a browser loads the page again, in s.
 REFRESH_S = 5
-# Sizes of a chart in units of its view box, which the browser scales to the width of the screen.
-_WIDTH, _ROW, _LABEL, _NUMBER = 400, 24, 150, 66
-
 # Shorter times are the age of the statistics.
 _OVERDUE_MS = 2_000
 
@@ -59,10 +56,10 @@ th, td { padding: 3px 12px 3px 0; border-bottom: 1px solid var(--line); white-sp
 td.wrap { white-space: normal; overflow-wrap: break-word; min-width: 9em; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 .bad { color: var(--bad); } .badge.bad { color: var(--back); } .soft { color: var(--soft); }
-svg { display: block; width: 100%; max-width: 480px; height: auto; }
+.bars { max-width: 480px; } .bars th, .bars td { border: 0; } .bars td:last-child { width: 99%; }
+.bar { height: 14px; min-width: 2px; border-radius: 2px; background: var(--bar); }
+.bar.late { background: var(--bad); }
 code { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 13px; }
-svg text { fill: var(--text); font-size: 12px; } svg .soft { fill: var(--soft); }
-svg rect { fill: var(--bar); } svg rect.bad { fill: var(--bad); }
 form { display: flex; flex-wrap: wrap; gap: 8px 14px; align-items: center; }
 label, form span { display: flex; flex-wrap: wrap; gap: 4px 8px; align-items: center;
   max-width: 100%; }
@@ -254,26 +251,18 @@ def _problems(problems: Sequence[ProblemLine]) -> Iterator[str]:
 
 
 def _bars(periods: Sequence[DuePeriod]) -> Iterator[str]:
-    """Yield a chart with a horizontal bar for each period."""
-    if not periods:
-        return
-    most = max(1, *(period.messages for period in periods))
-    height = _ROW * len(periods)
-    text = ", ".join(f"{period.label}: {period.messages:,}" for period in periods)
-    yield f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(text)}">'
-    for row, period in enumerate(periods):
-        middle = row * _ROW + _ROW / 2
-        width = (_WIDTH - _LABEL - _NUMBER) * period.messages / most
-        kind = ' class="bad"' if period.late else ""
-        if period.messages:
+    """Yield a table with a horizontal bar for each period."""
+    if periods:
+        most = max(1, *(period.messages for period in periods))
+        yield '<table class="bars">'
+        for label, messages, late in periods:
+            kind = "bar late" if late else "bar"
+            bar = f'<div class="{kind}" style="width: {100 * messages / most:.1f}%"></div>'
             yield (
-                f'<rect x="{_LABEL}" y="{middle - 7:.0f}" width="{max(width, 1.5):.1f}" '
-                f'height="14" rx="2"{kind}/>'
+                f'<tr><th>{escape(label)}</th><td class="number">{messages:,}</td>'
+                f"<td>{bar if messages else ''}</td></tr>"
             )
-        yield f'<text x="0" y="{middle + 4:.0f}">{escape(period.label)}</text>'
-        at = _LABEL + max(width, 1.5) + 6
-        yield f'<text class="soft" x="{at:.1f}" y="{middle + 4:.0f}">{period.messages:,}</text>'
-    yield "</svg>"
+        yield "</table>"
 
 
 def _partitions(partitions: Sequence[PartitionLine]) -> Iterator[str]:

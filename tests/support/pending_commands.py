@@ -29,7 +29,7 @@ def pending_commands(
 
     monkeypatch.setattr(command, "inspector", connect)
     # The in-memory Pulsar moves and releases messages itself.
-    monkeypatch.setattr(command, "note_delivery", lambda look, topic: None)
+    monkeypatch.setattr(command, "note_undelivered", lambda *_: None)
     monkeypatch.setattr(pending, "inspector", connect)
     monkeypatch.setattr(pending, "client_of", lambda settings: memory.client())
 

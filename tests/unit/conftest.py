@@ -1,4 +1,4 @@
-"""Fixtures of unit tests: settings of Hypothesis, and HTTP servers with scripted answers.
+"""Fixtures of unit tests: settings of Hypothesis, scripted HTTP servers, cancellable messages.
 
 Hypothesis gives the same examples each time, however busy the machine is.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from delaylevel.testing import MemoryPulsar
+from support.fakes import cancellable_orders
 from support.scripted_http import Server
 
 settings.register_profile(
@@ -34,3 +37,18 @@ def servers() -> Iterator[Callable[[], Server]]:
     for server in made:
         with contextlib.suppress(OSError):
             server.close()
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryPulsar]:
+    """An in-memory Pulsar with a level topic of ``orders`` whose messages can be cancelled."""
+    with cancellable_orders() as memory:
+        yield memory
+
+
+@pytest.fixture
+def producer(memory: MemoryPulsar) -> Any:
+    """A producer of its messages."""
+    return memory.client().create_producer(
+        "orders", enable_delay_level_topic=True, create_level_topic=False
+    )

@@ -17,25 +17,11 @@ from delaylevel import topics
 from delaylevel.model.envelope import Envelope
 from delaylevel.producer import scheduling
 from delaylevel.testing import MemoryPulsar
-from support.fakes import cancellable_orders
 from support.pending_commands import pending_commands
 
 pytest.importorskip("duckdb")
 
 LATER = timedelta(days=3)
-
-
-@pytest.fixture
-def memory() -> Iterator[MemoryPulsar]:
-    with cancellable_orders() as memory:
-        yield memory
-
-
-@pytest.fixture
-def producer(memory: MemoryPulsar) -> Any:
-    return memory.client().create_producer(
-        "orders", enable_delay_level_topic=True, create_level_topic=False
-    )
 
 
 class Run:

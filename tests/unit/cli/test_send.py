@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -13,30 +13,23 @@ from click.testing import CliRunner, Result
 from delaylevel.cli.main import cli
 from delaylevel.cli.send import Outgoing, parse_line
 from delaylevel.testing import MemoryPulsar
-from support.fakes import cancellable_orders
 
 Send = Callable[..., Result]
 
 
 @pytest.fixture
-def send(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MemoryPulsar, Send]]:
-    """An in-memory Pulsar with a level topic, and ``send("orders", …)``."""
-    with cancellable_orders() as memory:
-        monkeypatch.setattr("delaylevel.cli.command.require_reachable", lambda connection: None)
-        monkeypatch.setattr(
-            "delaylevel.producer.client.DelayLevelClient.from_connection",
-            lambda connection, logger: memory.client(),
-        )
-        monkeypatch.setattr("delaylevel.cli.send.note_undelivered", lambda *_: None)
-
-        def run(*arguments: str, lines: str | bytes | None = None) -> Result:
-            return CliRunner().invoke(cli, ["send", *arguments], input=lines)
-
-        yield memory, run
+def send(memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch) -> Send:
+    """``send("orders", …)`` to a Pulsar in memory."""
+    monkeypatch.setattr("delaylevel.cli.command.require_reachable", lambda connection: None)
+    monkeypatch.setattr(
+        "delaylevel.producer.client.DelayLevelClient.from_connection",
+        lambda connection, logger: memory.client(),
+    )
+    monkeypatch.setattr("delaylevel.cli.send.note_undelivered", lambda *_: None)
+    return lambda *arguments, lines=None: CliRunner().invoke(cli, ["send", *arguments], input=lines)
 
 
-def test_each_line_has_a_row(send: tuple[MemoryPulsar, Send]) -> None:
-    memory, run = send
+def test_each_line_has_a_row(memory: MemoryPulsar, send: Send) -> None:
     lines = [
         {"body": "a", "after": "1d", "id": "first"},
         {"body": "b", "after": "1d", "typo": "x"},
@@ -47,7 +40,7 @@ def test_each_line_has_a_row(send: tuple[MemoryPulsar, Send]) -> None:
         {"body": None, "after": "1d"},
     ]
     text = "\n".join(json.dumps(line) for line in lines)
-    sent = run("orders", "--jsonl", "-", "-o", "json", lines="not JSON\n\n" + text)
+    sent = send("orders", "--jsonl", "-", "-o", "json", lines="not JSON\n\n" + text)
     assert sent.exit_code == 1, sent.stderr
     assert "3 of 8 messages are stored" in sent.stderr
     rows = json.loads(sent.stdout)
@@ -86,12 +79,9 @@ def test_each_line_has_a_row(send: tuple[MemoryPulsar, Send]) -> None:
         (b'{"body": "x", "after": "-3s"}', "'-3s' is no duration"),
     ],
 )
-def test_a_line_that_cannot_be_sent_costs_no_row(
-    send: tuple[MemoryPulsar, Send], line: bytes, says: str
-) -> None:
-    _, run = send
+def test_a_line_that_cannot_be_sent_costs_no_row(send: Send, line: bytes, says: str) -> None:
     lines = b"\n".join(('{"body": "ä"}'.encode(), line, b'{"body": "b"}'))
-    sent = run("orders", "--jsonl", "-", "-o", "json", lines=lines)
+    sent = send("orders", "--jsonl", "-", "-o", "json", lines=lines)
     rows = json.loads(sent.stdout)
     assert [row["outcome"] for row in rows] == ["stored", "failed", "stored"], sent.stderr
     assert sent.exit_code == 1
@@ -99,15 +89,14 @@ def test_a_line_that_cannot_be_sent_costs_no_row(
     assert says in rows[1]["reason"]
 
 
-def test_a_body_from_stdin_is_sent_as_it_is(send: tuple[MemoryPulsar, Send]) -> None:
-    memory, run = send
+def test_a_body_from_stdin_is_sent_as_it_is(memory: MemoryPulsar, send: Send) -> None:
     for arguments, given in ((("orders",), b"\x00\xff\n"), (("orders", ""), b"not read")):
-        assert run(*arguments, lines=given).exit_code == 0
+        assert send(*arguments, lines=given).exit_code == 0
     lines = [
         {"base64": "AP8=", "after": "1d", "key": "k", "properties": {"a": "1"}},
         {"body": "", "at": "+2d"},
     ]
-    sent = run("orders", "--jsonl", "-", lines="\n".join(map(json.dumps, lines)))
+    sent = send("orders", "--jsonl", "-", lines="\n".join(map(json.dumps, lines)))
     assert sent.exit_code == 0, sent.stderr
     memory.advance(timedelta(days=3))
     *now, first, second = memory.delivered("orders")
@@ -117,9 +106,8 @@ def test_a_body_from_stdin_is_sent_as_it_is(send: tuple[MemoryPulsar, Send]) -> 
 
 
 def test_after_an_interruption_the_rows_are_shown(
-    send: tuple[MemoryPulsar, Send], monkeypatch: pytest.MonkeyPatch
+    memory: MemoryPulsar, send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, run = send
     real, calls = Outgoing.fix_due, itertools.count()
 
     def interrupted(self: Outgoing, now_ms: int) -> None:
@@ -129,41 +117,29 @@ def test_after_an_interruption_the_rows_are_shown(
 
     monkeypatch.setattr(Outgoing, "fix_due", interrupted)
     text = '{"body": "x", "after": "1d"}\n' * 9
-    sent = run("orders", "--jsonl", "-", "-o", "json", lines=text)
+    sent = send("orders", "--jsonl", "-", "-o", "json", lines=text)
     assert sent.exit_code == 1
     assert [row["outcome"] for row in json.loads(sent.stdout)] == ["stored"] * 3
     assert len(memory.pending("orders")) == 3
 
 
-def test_a_single_message_has_its_result(send: tuple[MemoryPulsar, Send]) -> None:
-    memory, run = send
-    sent = run("orders", "hi", "--after", "1d", "-o", "json")
+def test_a_single_message_has_its_result(memory: MemoryPulsar, send: Send) -> None:
+    sent = send("orders", "hi", "--after", "1d", "-o", "json")
     assert sent.exit_code == 0
     row = json.loads(sent.stdout)
     (pending,) = memory.pending("orders")
     assert (row["outcome"], row["due_ms"]) == ("stored", int(pending.properties["delaylevel.due"]))
     assert row["receipt"].startswith("dl1.")
-    assert run("orders", "hi", "--after", "90000d").exit_code == 2
-    assert "stored" in run("orders", "hi").stdout
+    assert send("orders", "hi", "--after", "90000d").exit_code == 2
+    assert "stored" in send("orders", "hi").stdout
 
 
-def test_json_lines_exclude_the_options_of_a_single_message(
-    send: tuple[MemoryPulsar, Send],
-) -> None:
-    _, run = send
-    options = (
-        "--after 3d",
-        "--at +2h",
-        "--expires-at +3h",
-        "--expires-after 1h",
-        "--key customer-7",
-        "--ordering-key customer-7",
-        "--property kind=reminder",
-        "--event-time +1h",
-        "--id invoice-117",
-    )
-    for option in options:
-        refused = run("orders", "--jsonl", "-", *option.split(), lines="{}\n")
+def test_json_lines_exclude_the_options_of_a_single_message(send: Send) -> None:
+    for option in (
+        *("--after 3d", "--at +2h", "--expires-at +3h", "--expires-after 1h", "--event-time +1h"),
+        *("--key a", "--ordering-key a", "--property kind=reminder", "--id invoice-117"),
+    ):
+        refused = send("orders", "--jsonl", "-", *option.split(), lines="{}\n")
         assert (refused.exit_code, "each line has its own" in refused.stderr) == (2, True), option
 
 

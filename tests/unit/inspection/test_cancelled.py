@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,22 +11,8 @@ pytest.importorskip("duckdb")
 
 from delaylevel.inspection import Inspector
 from delaylevel.testing import MemoryPulsar
-from support.fakes import cancellable_orders
 
 DAY = 86_400_000
-
-
-@pytest.fixture
-def memory() -> Iterator[MemoryPulsar]:
-    with cancellable_orders() as memory:
-        yield memory
-
-
-@pytest.fixture
-def producer(memory: MemoryPulsar) -> Any:
-    return memory.client().create_producer(
-        "orders", enable_delay_level_topic=True, create_level_topic=False
-    )
 
 
 @pytest.fixture

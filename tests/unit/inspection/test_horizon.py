@@ -144,7 +144,7 @@ def test_the_command_shows_the_horizon(filled: Filled, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(command, "inspector", connect)
     # The in-memory Pulsar moves and releases messages itself.
-    monkeypatch.setattr(command, "note_delivery", lambda look, topic: None)
+    monkeypatch.setattr(command, "note_undelivered", lambda *_: None)
     shown = run("orders")
     assert "orders-delay-level: 50 pending" in shown
     head, now = shown.split("\n\n")[2].splitlines()[:2]

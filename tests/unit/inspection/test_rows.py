@@ -13,6 +13,7 @@ import pytest
 
 from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.inspection import Selection, Window
+from delaylevel.inspection.live import LiveDispatchers
 from delaylevel.inspection.rows import SCHEMA
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
@@ -20,6 +21,7 @@ from delaylevel.testing import MemoryPulsar
 from support.pending_commands import pending_commands
 
 pytest.importorskip("duckdb")
+released_module: Any = pytest.importorskip("delaylevel.inspection.released")
 
 HOUR, DAY = 3_600_000, 86_400_000
 Filled = Callable[..., Any]
@@ -251,12 +253,56 @@ def test_messages_released_by_the_journal_are_not_pending(
     assert look.horizon(exact=True).messages == len(left)
 
 
+@pytest.mark.parametrize(
+    ("said", "journals"),
+    [
+        ({}, 0),
+        ({"cancelled": 1}, 4),
+        ({"cancellations": 1}, 4),
+        ({"more": True}, 4),
+        ("no answer for a partition", 1),
+        ("has read only half", 0),
+        ("has released some", 0),
+    ],
+)
+def test_dispatchers_name_what_is_pending_in_the_window(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch, said: Any, journals: int
+) -> None:
+    """However they answer, the rows are those of the topic, without what they have released."""
+    pending = filled(final_window="tracker")
+    look = pending.look(live=False)
+    every = list(look.rows())
+    window = sorted((row for row in every if row.role == "window"), key=lambda row: row[-4:-1])
+    released = window[3:9:2] if said == "has released some" else []
+    answers: dict[int, Any] = {}
+    for index in range(look.description.window_partitions):
+        here = [row for row in window if row.partition == index]
+        if said == "has read only half":
+            here = here[: len(here) // 2]
+        rows = [
+            [row.due_ms, index, row.ledger, row.entry, max(row.batch, 0), row.size]
+            for row in here
+            if row not in released
+        ]
+        last = here[-1]
+        read_to = {str(index): (last.ledger, last.entry, max(last.batch, 0))}
+        answers[index] = {"more": False, "read_to": read_to, "rows": rows}
+        answers[index] |= said if isinstance(said, dict) else {}
+    if said == "no answer for a partition":
+        del answers[2]
+    monkeypatch.setattr(LiveDispatchers, "ask", lambda *_, **__: answers)
+    real, read = released_module.released_by_journal, list[Any]()
+    monkeypatch.setattr(
+        released_module, "released_by_journal", lambda *args: read.append(args) or real(*args)
+    )
+    assert list(pending.look().rows()) == [row for row in every if row not in released]
+    assert len(read) == journals
+
+
 def test_a_journal_that_is_trimmed_during_the_read_is_read_again(
     memory_pulsar: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyroaring")
-    from delaylevel.inspection import released as view
-
     client, log = memory_pulsar.client(), TopicName.parse("log")
     consumer = client.subscribe("log", SUBSCRIPTION)
     client.create_producer("log").send(b"any")
@@ -268,7 +314,7 @@ def test_a_journal_that_is_trimmed_during_the_read_is_read_again(
             consumer.acknowledge(consumer.receive(1000))
         yield from ()
 
-    monkeypatch.setattr(view, "messages_in_range", read)
-    view.released_by_journal(client, memory_pulsar.admin, log)
+    monkeypatch.setattr(released_module, "messages_in_range", read)
+    released_module.released_by_journal(client, memory_pulsar.admin, log)
     first, second = starts
     assert first < second

@@ -28,7 +28,6 @@ from delaylevel.run import actions as module
 from delaylevel.run.actions import ServiceActions
 from delaylevel.testing import MemoryPulsar
 from delaylevel.web import application
-from support.fakes import cancellable_orders
 from support.pending_commands import pending_commands
 
 TOKEN = "the-token-of-actions"
@@ -54,12 +53,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def memory() -> Iterator[MemoryPulsar]:
-    with cancellable_orders() as memory:
-        yield memory
-
-
-@pytest.fixture
 def actions(memory: MemoryPulsar) -> ServiceActions:
     @contextmanager
     def inspector(topic: str, **options: Any) -> Iterator[Inspector]:
@@ -75,13 +68,6 @@ def actions(memory: MemoryPulsar) -> ServiceActions:
 def port(actions: ServiceActions) -> Iterator[int]:
     with serve(Nothing(), 0, actions=actions) as port:
         yield port
-
-
-@pytest.fixture
-def producer(memory: MemoryPulsar) -> Any:
-    return memory.client().create_producer(
-        "orders", enable_delay_level_topic=True, create_level_topic=False
-    )
 
 
 def ask(
