@@ -165,20 +165,15 @@ def list_(
             rows = list(views)
             count = len(rows)
             shown.close()
-            _print_rows(rows[: limit or None], output, payload)
+            rows = rows[: limit or None]
+            if output in ("table", "wide"):
+                rows = [table_view(row, wide=output == "wide") for row in rows]
+            columns = (*_ROWS, Column("payload")) if payload else _ROWS
+            emit(rows, columns, output, empty="No pending message matches.")
     if limit and count > limit:
         note(f"There are more than {limit:,}; --limit 0 shows all.")
     if conditions["id"] is not None and not count:
         click.get_current_context().exit(1)
-
-
-def _print_rows(rows: list[dict[str, Any]], output: str, payload: bool) -> None:
-    columns = _ROWS
-    if output in ("table", "wide"):
-        rows = [table_view(row, wide=output == "wide") for row in rows]
-        if payload:
-            columns = (*_ROWS, Column("payload"))
-    emit(rows, columns, output, empty="No pending message matches.")
 
 
 def _print_lines(rows: Iterable[dict[str, Any]], limit: int, before: Callable[[], None]) -> int:

@@ -24,6 +24,8 @@ from .terminal import (
 
 Kind = Literal["text", "number", "time", "duration", "size", "topic", "id"]
 
+# Numbers are aligned to the right, and texts can be cut.
+_NUMBERS, _TEXTS = ("number", "duration", "size"), ("text", "topic")
 _WIDE_GAP, _GAP = 3, 2
 # Widths to which texts are cut: first to the comfortable one; then columns are left out; and only
 # then to the least one.
@@ -59,16 +61,6 @@ class Column:
         """The column header."""
         return self.head or self.key.removesuffix("_ms").replace("_", " ").upper()
 
-    @property
-    def to_the_right(self) -> bool:
-        """True if values are aligned to the right."""
-        return self.kind in ("number", "duration", "size")
-
-    @property
-    def can_be_cut(self) -> bool:
-        """True if values may be shortened."""
-        return self.kind in ("text", "topic")
-
 
 def red_if_any(value: Any, _: object = None) -> Tone | None:
     """Return red for a value other than 0 and nothing."""
@@ -102,7 +94,7 @@ def render(
     drawn = []
     for column, texts, room in fitted:
         texts = _cut_column(texts, room, column.kind)
-        aligned = [padded(text, room, column.to_the_right) for text in texts]
+        aligned = [padded(text, room, column.kind in _NUMBERS) for text in texts]
         if colour and column.tone is not None:
             tones = [None, *(column.tone(row.get(column.key), row) for row in listed)]
             aligned = [painted(text, tone) for text, tone in zip(aligned, tones, strict=True)]
@@ -243,7 +235,7 @@ def _fitted(
 
 
 def _floor(column: Column, texts: Sequence[str], natural: int, least: int) -> int:
-    if not column.can_be_cut:
+    if column.kind not in _TEXTS:
         return natural
     return min(natural, max(least, cells(texts[0])))
 
