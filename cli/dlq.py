@@ -27,7 +27,7 @@ from delaylevel.mover.dead_letters import DeadLetter, Disposed
 from delaylevel.topics.registry import describe
 
 from . import options
-from .command import Settings, examples, pass_settings
+from .command import Settings, examples
 from .failures import finish, outcome_tone
 from .options import Parsed
 
@@ -80,17 +80,15 @@ def dlq() -> None:
     """
 
 
-@examples(
+@options.topic_command(
+    dlq,
     "delaylevel dlq list orders",
     "delaylevel dlq list orders --subscription billing",
     "delaylevel dlq list orders -o jsonl",
+    name="list",
 )
-@dlq.command("list")
-@click.argument("topic")
 @_subscription
 @_reason
-@options.output
-@pass_settings
 def list_(
     settings: Settings, topic: str, subscription: str | None, reason: str | None, output: str
 ) -> None:
@@ -117,13 +115,11 @@ def list_(
         note(f"Subscription {name} of {business.short} has dead letters ({entries:,}): `{command}`")
 
 
-@examples("delaylevel dlq show orders 12:0:-1", "delaylevel dlq show orders 12:0:-1 -o json")
-@dlq.command()
-@click.argument("topic")
+@options.topic_command(
+    dlq, "delaylevel dlq show orders 12:0:-1", "delaylevel dlq show orders 12:0:-1 -o json"
+)
 @click.argument("id_", type=_ID, metavar="ID")
 @_subscription
-@options.output
-@pass_settings
 def show(
     settings: Settings, topic: str, subscription: str | None, id_: Position, output: str
 ) -> None:
@@ -140,14 +136,13 @@ def show(
     emit_one(row, _SHOW, output)
 
 
-@examples(
+@options.topic_command(
+    dlq,
     "delaylevel dlq replay orders --all",
     "delaylevel dlq replay orders --subscription billing --all",
     "delaylevel dlq replay orders 12:0:-1 --new-target persistent://public/default/invoices",
     "delaylevel dlq replay orders --reason 'delaylevel.due is missing' --at +10m",
 )
-@dlq.command()
-@click.argument("topic")
 @_ids
 @_subscription
 @options.everything
@@ -159,8 +154,6 @@ def show(
     help="Business topic to send them to, instead of their own.",
 )
 @options.at("due_ms")
-@options.output
-@pass_settings
 def replay(
     settings: Settings,
     topic: str,
@@ -194,12 +187,11 @@ def replay(
         _finish(letters, target=full, missing=selected["ids"], output=output)
 
 
-@examples(
+@options.topic_command(
+    dlq,
     "delaylevel dlq discard orders --all --count 12",
     "delaylevel dlq discard orders 12:0:-1 12:1:-1 --count 2",
 )
-@dlq.command()
-@click.argument("topic")
 @_ids
 @_subscription
 @options.everything
@@ -210,8 +202,6 @@ def replay(
     required=True,
     help="Number of selected messages, as a confirmation.",
 )
-@options.output
-@pass_settings
 def discard(
     settings: Settings,
     topic: str,

@@ -73,15 +73,10 @@ def levels() -> None:
     """
 
 
-@examples(
-    "delaylevel levels pause orders",
-    "delaylevel levels pause orders --target invoices",
+@options.topic_command(
+    levels, "delaylevel levels pause orders", "delaylevel levels pause orders --target invoices"
 )
-@levels.command()
-@click.argument("topic")
 @_target
-@options.output
-@pass_settings
 def pause(settings: Settings, topic: str, target: str | None, output: str) -> None:
     """Let the due messages of TOPIC's level topic wait.
 
@@ -95,12 +90,11 @@ def pause(settings: Settings, topic: str, target: str | None, output: str) -> No
     note("Every dispatcher follows within five seconds.")
 
 
-@examples(
+@options.topic_command(
+    levels,
     "delaylevel levels resume orders",
     "delaylevel levels resume orders --target invoices --spread 10m",
 )
-@levels.command()
-@click.argument("topic")
 @_target
 @click.option(
     "--spread",
@@ -110,8 +104,6 @@ def pause(settings: Settings, topic: str, target: str | None, output: str) -> No
     metavar="DURATION",
     help="Time over which the messages are spread, e.g. 10m; 0s for none.",
 )
-@options.output
-@pass_settings
 def resume(settings: Settings, topic: str, target: str | None, spread_ms: int, output: str) -> None:
     """Release the due messages of TOPIC's level topic again.
 
@@ -158,12 +150,11 @@ def parse_level(text: str) -> PartitionStrategy:
     )
 
 
-@examples(
+@options.topic_command(
+    levels,
     "delaylevel levels expand orders --max-delay 60d",
     "delaylevel levels expand orders --max-delay 60d --then hour:48h",
 )
-@levels.command()
-@click.argument("topic")
 @options.max_delay()
 @click.option(
     "--then",
@@ -172,8 +163,6 @@ def parse_level(text: str) -> PartitionStrategy:
     metavar="UNIT:MAX",
     help="Unit and longest delay of a finer level, e.g. hour:24h. Repeatable.",
 )
-@options.output
-@pass_settings
 def expand(
     settings: Settings,
     topic: str,
@@ -201,19 +190,14 @@ def expand(
         note("The Function sees new partitions within a minute.")
 
 
-@examples(
-    "delaylevel levels drain orders",
-    "delaylevel levels drain orders --allow-early",
+@options.topic_command(
+    levels, "delaylevel levels drain orders", "delaylevel levels drain orders --allow-early"
 )
-@levels.command()
-@click.argument("topic")
 @click.option(
     "--allow-early",
     is_flag=True,
     help="Drain even if Exclusive or Failover subscriptions get messages before they are due.",
 )
-@options.output
-@pass_settings
 def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> None:
     """Hand off all pending messages of TOPIC now.
 
@@ -253,20 +237,15 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
         )
 
 
-@examples(
-    "delaylevel levels delete orders",
-    "delaylevel levels delete orders --discard 120",
+@options.topic_command(
+    levels, "delaylevel levels delete orders", "delaylevel levels delete orders --discard 120"
 )
-@levels.command()
-@click.argument("topic")
 @click.option(
     "--discard",
     type=click.IntRange(min=0),
     metavar="ENTRIES",
     help="Number of pending entries to discard, as a confirmation.",
 )
-@options.output
-@pass_settings
 def delete(settings: Settings, topic: str, discard: int | None, output: str) -> None:
     """Delete the level topic of TOPIC.
 
@@ -282,21 +261,19 @@ def delete(settings: Settings, topic: str, discard: int | None, output: str) -> 
     emit_one(view, _DELETED, output)
 
 
-@examples(
+@options.topic_command(
+    levels,
     "delaylevel levels set orders --on-missing-target dead-letter",
     "delaylevel levels set orders --expire-after 1h --expired dead-letter",
     "delaylevel levels set orders --attribute amount",
     "delaylevel levels set orders --keep-target",
+    name="set",
 )
-@levels.command("set")
-@click.argument("topic")
 @options.on_missing_target()
 @options.expire_after()
 @options.expired()
 @options.attribute()
 @options.keep_target
-@options.output
-@pass_settings
 def set_(
     program: Settings,
     topic: str,
@@ -324,7 +301,8 @@ def set_(
     emit_one(description_view(after), DESCRIPTION, output)
 
 
-@examples(
+@options.topic_command(
+    levels,
     "delaylevel levels create orders",
     "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
     "delaylevel levels create orders --keep-target",
@@ -332,8 +310,6 @@ def set_(
     "delaylevel levels create orders --level-namespace public/levels",
     "delaylevel levels create public/demo/ticks --unit 10s --max-delay 1m --then 2s:10s",
 )
-@levels.command()
-@click.argument("topic")
 @click.option(
     "--unit",
     "partition_by",
@@ -389,8 +365,6 @@ def set_(
 @options.expire_after(default="0s")
 @options.expired(default=Expired.DROP.value)
 @options.attribute(default=SIZE_ATTRIBUTE)
-@options.output
-@pass_settings
 def create(
     settings: Settings,
     topic: str,
@@ -486,15 +460,12 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
         write(problems)
 
 
-@examples(
+@options.topic_command(
+    levels,
     "delaylevel levels describe orders",
     "delaylevel levels describe _orders-delay-level -o wide",
     "delaylevel levels describe orders -o json",
 )
-@levels.command()
-@click.argument("topic")
-@options.output
-@pass_settings
 def describe(settings: Settings, topic: str, output: str) -> None:
     """Show the level topic of TOPIC and its partitions.
 

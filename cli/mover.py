@@ -73,14 +73,13 @@ def mover() -> None:
     """
 
 
-@examples(
+@options.topic_command(
+    mover,
     "delaylevel mover deploy orders",
     "delaylevel mover deploy orders --parallelism 3 --cpu 0.5 --ram-mb 256",
     "delaylevel mover deploy orders --worker-admin-url http://broker.internal:8080",
     "delaylevel mover deploy orders --worker-python 3.11 --worker-platform manylinux2014_x86_64",
 )
-@mover.command()
-@click.argument("topic")
 @_name_option
 @click.option("--parallelism", type=click.IntRange(1), default=1, help="Number of instances.")
 @click.option("--cpu", type=float, default=1.0, help="CPU cores of an instance.")
@@ -131,8 +130,6 @@ def mover() -> None:
     metavar="TAG",
     help="Platform of the workers, e.g. manylinux2014_x86_64; goes with --worker-python.",
 )
-@options.output
-@pass_settings
 def deploy(
     settings: Settings,
     topic: str,
@@ -176,15 +173,10 @@ def deploy(
     )
 
 
-@examples(
-    "delaylevel mover status orders",
-    "delaylevel mover status orders -o json",
+@options.topic_command(
+    mover, "delaylevel mover status orders", "delaylevel mover status orders -o json"
 )
-@mover.command()
-@click.argument("topic")
 @_name_option
-@options.output
-@pass_settings
 def status(settings: Settings, topic: str, name: str | None, output: str) -> None:
     """Show the state of the Function of TOPIC.
 
@@ -228,11 +220,8 @@ def status(settings: Settings, topic: str, name: str | None, output: str) -> Non
         click.get_current_context().exit(1)
 
 
-@examples("delaylevel mover restart orders")
-@mover.command()
-@click.argument("topic")
+@options.topic_command(mover, "delaylevel mover restart orders", prints=False)
 @_name_option
-@pass_settings
 def restart(settings: Settings, topic: str, name: str | None) -> None:
     """Restart all instances of the Function of TOPIC.
 
@@ -247,11 +236,8 @@ def restart(settings: Settings, topic: str, name: str | None) -> None:
     note(f"{called} is restarting.")
 
 
-@examples("delaylevel mover delete orders")
-@mover.command()
-@click.argument("topic")
+@options.topic_command(mover, "delaylevel mover delete orders", prints=False)
 @_name_option
-@pass_settings
 def delete(settings: Settings, topic: str, name: str | None) -> None:
     """Delete the Function of TOPIC. Parked messages and their subscriptions stay."""
     from delaylevel.functions import deployment
@@ -265,18 +251,17 @@ def delete(settings: Settings, topic: str, name: str | None) -> None:
     )
 
 
-@examples(
+@options.topic_command(
+    mover,
     "delaylevel mover logs orders",
     "delaylevel mover logs orders --lines 500",
     "delaylevel mover logs orders --follow",
+    prints=False,
 )
-@mover.command()
-@click.argument("topic")
 @click.option(
     "-n", "--lines", type=click.IntRange(min=0), default=100, help="Number of lines to show."
 )
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until Ctrl-C.")
-@pass_settings
 def logs(settings: Settings, topic: str, lines: int, follow: bool) -> None:
     """Print the log of the Function of TOPIC.
 

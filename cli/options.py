@@ -21,7 +21,7 @@ from delaylevel.model.level_topic import Expired, FinalWindow, MissingTarget, Mo
 from delaylevel.model.strategy import PartitionBy
 from delaylevel.model.topic_name import parse_namespace
 
-from .command import together
+from .command import examples, pass_settings, together
 
 # Smaller numbers (before March 1973) are more likely seconds that were given by mistake.
 _SMALLEST_EPOCH_MS = 100_000_000_000
@@ -118,6 +118,25 @@ pairs = functools.partial(click.option, multiple=True, metavar="KEY=VALUE", call
 output = click.option(
     "-o", "--output", type=click.Choice(FORMATS), default="table", help="Format of the result."
 )
+
+
+def topic_command(
+    group: click.Group, *lines: str, name: str | None = None, prints: bool = True
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return the decorator of a command for TOPIC, which gets the settings and the topic.
+
+    Args:
+        lines: its examples.
+        prints: True if it has a result; then ``-o`` is its last option.
+    """
+
+    def add(function: Callable[..., Any]) -> click.Command:
+        function = click.argument("topic")(pass_settings(function))
+        command = group.command(name)(output(function) if prints else function)
+        command.params.sort(key=lambda param: param.name == "output")
+        return examples(*lines)(command)
+
+    return add
 
 
 def _at_least_once(_: click.Context, __: click.Parameter, value: Delivery) -> None:

@@ -122,7 +122,8 @@ def pending() -> None:
     """
 
 
-@examples(
+@options.topic_command(
+    pending,
     "delaylevel pending list orders",
     "delaylevel pending list orders --from +1h --to +2h --limit 20",
     "delaylevel pending list orders --where 'size > 1000 AND delay_ms > 86400000'",
@@ -130,9 +131,8 @@ def pending() -> None:
     "delaylevel pending list orders --key customer-7 --limit 0 -o jsonl --payload > saved.jsonl",
     "delaylevel pending list orders --property invoice=2030-117",
     "delaylevel pending list orders --id public/default/_orders-delay-level-partition-3:12:7:0",
+    name="list",
 )
-@pending.command("list")
-@click.argument("topic")
 @selection_options
 @click.option(
     "--limit",
@@ -141,8 +141,6 @@ def pending() -> None:
     help="Number of rows to show; 0 for all.",
 )
 @click.option("--payload", is_flag=True, help="Include the payload; base64 in JSON.")
-@options.output
-@pass_settings
 def list_(
     settings: Settings, topic: str, limit: int, payload: bool, output: str, **conditions: Any
 ) -> None:
@@ -188,17 +186,14 @@ def _print_lines(rows: Iterable[dict[str, Any]], limit: int, before: Callable[[]
     return number
 
 
-@examples(
+@options.topic_command(
+    pending,
     "delaylevel pending average orders size",
     "delaylevel pending average orders delay --from +1h --to +2h",
     "delaylevel pending average orders amount --where \"properties['kind'] = 'invoice'\"",
 )
-@pending.command()
-@click.argument("topic")
 @click.argument("attribute")
 @selection_options
-@options.output
-@pass_settings
 def average(settings: Settings, topic: str, attribute: str, output: str, **conditions: Any) -> None:
     """Show the mean of an attribute of pending messages.
 
@@ -306,15 +301,12 @@ def fire(settings: Settings, topic: str, **arguments: Any) -> None:
     _change(settings, topic, changes.fire, _RESCHEDULED, **arguments)
 
 
-@examples(
+@options.topic_command(
+    pending,
     "delaylevel pending outcome orders",
     "delaylevel pending outcome orders --id renewal-4711 -o json",
 )
-@pending.command()
-@click.argument("topic")
 @id_option
-@options.output
-@pass_settings
 def outcome(settings: Settings, topic: str, id: str | None, output: str) -> None:  # noqa: A002
     """Show the outcomes of cancellations of TOPIC.
 

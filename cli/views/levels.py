@@ -31,7 +31,7 @@ def undelivered(admin: TopicAdmin, at: LevelTopicStatus, name: str = "") -> list
         targets = described.targets
         name = TopicName.parse(targets[0] if len(targets) == 1 else described.topic).short
     try:
-        return summary(missing_hosts(admin, described, at.rows(), name, at.now_ms), name)
+        return summary(missing_hosts(admin, at, name), name)
     except BrokerError:
         return []
 
