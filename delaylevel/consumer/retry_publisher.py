@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -154,109 +154,9 @@ class SchemaKey(NamedTuple):
 
 
 NO_SCHEMA = SchemaKey("", -1)
-
-
-class Declared(NamedTuple):
-    """A schema that the retry topic has."""
-
-    schema: EncodedSchema | None
-    reference: SchemaRef | None
-
-
-_BYTES = Declared(None, None)
-
-
-class RetryProducers:
-    """Producers of retried copies; one thread uses them."""
-
-    def __init__(
-        self,
-        client: Any,
-        admin: TopicAdmin,
-        retry_topic: TopicName,
-        description: LevelTopicDescription,
-        options: Mapping[str, Any],
-    ) -> None:
-        self._client = client
-        self._admin = admin
-        self._retry_topic = retry_topic
-        self.description = description
-        self._options = dict(options)
-        self._declared: dict[SchemaKey, Declared] = {NO_SCHEMA: _BYTES}
-        self._by_reference: dict[SchemaRef | None, Any] = {}
-
-    def latest(self, topic: TopicName) -> SchemaKey:
-        """Return the schema with which new messages of a topic are most likely encoded."""
-        versions = self._admin.schemas(topic)
-        return SchemaKey(topic.full, versions[-1].version) if versions else NO_SCHEMA
-
-    def open(self, key: SchemaKey) -> Any:
-        """Return the producer for a schema, opened if necessary."""
-        declared = self.declare(key)
-        producer = self._by_reference.get(declared.reference)
-        if producer is None:
-            options = dict(self._options)
-            if declared.schema is not None:
-                options["schema"] = declared.schema
-            producer = self._by_reference[declared.reference] = self._client.create_producer(
-                self._retry_topic.full,
-                enable_delay_level_topic=True,
-                delay_level_topic=self.description.topic,
-                create_level_topic=False,
-                **options,
-            )
-        return producer
-
-    def declare(self, key: SchemaKey) -> Declared:
-        """Return a schema that the retry topic has, after adding it there if it is missing."""
-        declared = self._declared.get(key)
-        if declared is None:
-            declared = self._declared[key] = self._declare(key)
-        return declared
-
-    def close(self) -> None:
-        """Close all producers."""
-        while self._by_reference:
-            close_quietly(self._by_reference.popitem()[1], "producer")
-
-    def _declare(self, key: SchemaKey) -> Declared:
-        versions = self._admin.schemas(TopicName.parse(key.topic))
-        wanted = next((each for each in versions if each.version == key.version), None)
-        if wanted is None:
-            log.warning(
-                "version %d of the schema of %s does not exist any more: copies of its messages "
-                "have no schema",
-                key.version,
-                key.topic,
-            )
-            return _BYTES
-        if wanted.type not in SCHEMA_TYPES:
-            # No hop could declare it. Consumers of this client receive such payloads as bytes.
-            return _BYTES
-        own = {_reference(each) for each in self._admin.schemas(self._retry_topic)}
-        # In this order each version was compatible with those before it.
-        for each in versions:
-            needed = each.version <= key.version and each.type in SCHEMA_TYPES
-            if needed and _reference(each) not in own:
-                self._register(each)
-        stored = self._admin.schemas(self._retry_topic)
-        reference = registered_reference(stored, wanted.type, wanted.definition)
-        return Declared(
-            EncodedSchema(wanted.type, wanted.definition), reference or _reference(wanted)
-        )
-
-    def _register(self, version: SchemaVersion) -> None:
-        """Add a schema to the retry topic: the client does that with a producer."""
-        schema = EncodedSchema(version.type, version.definition)
-        topic = self._retry_topic.full
-        producer = open_producer(self._client, topic, UNBATCHED_SETTINGS, schema=schema)
-        close_quietly(producer, "producer")
-
-
-def _reference(version: SchemaVersion) -> SchemaRef:
-    return SchemaRef.of(version.type, version.definition)
-
-
+# A schema that the retry topic has, and the reference to it.
+Declared = tuple[EncodedSchema | None, SchemaRef | None]
+_BYTES: Declared = (None, None)
 _UNSAID = Failure(None, "")
 
 
@@ -274,24 +174,47 @@ class RetryPublisher:
     def __init__(self, client: Any, topic: str, subscription: str, **producer_options: Any) -> None:
         self.topics = RetryTopics.of(topic, subscription)
         self._client = client
+        self._admin: TopicAdmin | None = getattr(client, "admin", None)
         self._clock: Clock = getattr(client, "_delaylevel_clock", None) or SystemClock()
         # Only a real client waits. In memory, time stands still meanwhile: no batch would end.
         if not has_core(client):
             producer_options["batching_enabled"] = False
         self._options = producer_options
         self._compression = compression_name(producer_options.get("compression_type"))
-        self._producers: RetryProducers | None = None
+        # None until the topics were looked at, and after a failure of a producer.
+        self._description: LevelTopicDescription | None = None
+        self._declared: dict[SchemaKey, Declared] = {}
+        self._producers: dict[SchemaRef | None, Any] = {}
         self._letters: DeadLetterTopic | None = None
         self._closed = False
 
     def prepare(self, longest: timedelta | None = None) -> LevelTopicDescription:
         """Find or create the topics, and open the producer."""
-        producers = self._prepared()
+        description = self._prepared()
         if longest is not None:
             now_ms = self._clock.now_ms()
-            Router(producers.description.levels).decide(now_ms + duration_ms(longest), now_ms)
-        producers.open(producers.latest(self.topics.topic))
-        return producers.description
+            Router(description.levels).decide(now_ms + duration_ms(longest), now_ms)
+        # New messages are most likely encoded with the latest schema.
+        versions = self._schemas(self.topics.topic)
+        latest = SchemaKey(self.topics.topic.full, versions[-1].version) if versions else NO_SCHEMA
+        self.producer(latest)
+        return description
+
+    def producer(self, key: SchemaKey) -> Any:
+        """Return the producer of copies for a schema, opened if necessary."""
+        description = self._prepared()
+        schema, reference = self._declare(key)
+        producer = self._producers.get(reference)
+        if producer is None:
+            options = self._options if schema is None else {**self._options, "schema": schema}
+            producer = self._producers[reference] = self._client.create_producer(
+                self.topics.retry.full,
+                enable_delay_level_topic=True,
+                delay_level_topic=description.topic,
+                create_level_topic=False,
+                **options,
+            )
+        return producer
 
     def park(self, copies: Sequence[tuple[ReceivedMessage, Park]]) -> list[Exception | None]:
         """Store copies of messages for their next attempts.
@@ -314,7 +237,10 @@ class RetryPublisher:
                 if env.UNREADABLE in fields.properties:
                     raise CannotParkError(fields.properties[env.UNREADABLE])
                 if schema not in producers:
-                    producers[schema] = self._opened(schema)
+                    try:
+                        producers[schema] = self.producer(schema)
+                    except Exception as error:
+                        producers[schema] = error
                 if isinstance(producers[schema], Exception):
                     raise producers[schema]
                 self._send(producers[schema], message, fields, park, partial(_put, answers, number))
@@ -353,7 +279,8 @@ class RetryPublisher:
     def bury(self, message: ReceivedMessage, failure: Failure) -> None:
         """Store a message in the dead-letter topic of the subscription."""
         self._check(message)
-        producers, fields = self._prepared(), fields_of(message)
+        self._prepared()
+        fields = fields_of(message)
         assert self._letters is not None
         properties = letter_properties(
             message,
@@ -361,7 +288,7 @@ class RetryPublisher:
             failure,
             retry_topic=self.topics.retry.full,
             due_ms=self._clock.now_ms(),
-            schema=producers.declare(SchemaKey.of(message.raw)).reference,
+            schema=self._declare(SchemaKey.of(message.raw))[1],
             compression=self._compression,
         )
         self._letters.store([(fields, properties)])
@@ -375,9 +302,10 @@ class RetryPublisher:
             letters.close()
 
     def _close_producers(self) -> None:
-        producers, self._producers = self._producers, None
-        if producers is not None:
-            producers.close()
+        self._description = None
+        self._declared.clear()
+        while self._producers:
+            close_quietly(self._producers.popitem()[1], "producer")
 
     def _check(self, message: ReceivedMessage) -> None:
         """Raise an error if a copy of a message may not be published."""
@@ -392,26 +320,56 @@ class RetryPublisher:
                 "was not sent. Handle failures of encrypted messages with negative_acknowledge"
             )
 
-    def _prepared(self) -> RetryProducers:
-        if self._producers is None:
-            admin = getattr(self._client, "admin", None)
-            description = prepare(admin, self.topics)
-            assert admin is not None
+    def _prepared(self) -> LevelTopicDescription:
+        """Return the level topic; find or create all topics if that was not done yet."""
+        if self._description is None:
+            self._description = prepare(self._admin, self.topics)
             if self._letters is None:
+                assert self._admin is not None
                 name = self.topics.dead_letter
-                partition = dead_letter_partition(name, members.metadata_of(admin, name))
+                partition = dead_letter_partition(name, members.metadata_of(self._admin, name))
                 self._letters = DeadLetterTopic(self._client, partition)
-            self._producers = RetryProducers(
-                self._client, admin, self.topics.retry, description, self._options
-            )
-        return self._producers
+        return self._description
 
-    def _opened(self, schema: SchemaKey) -> Any:
-        """Return the producer for a schema, or the error."""
-        try:
-            return self._prepared().open(schema)
-        except Exception as error:
-            return error
+    def _schemas(self, topic: TopicName) -> Sequence[SchemaVersion]:
+        assert self._admin is not None
+        return self._admin.schemas(topic)
+
+    def _declare(self, key: SchemaKey) -> Declared:
+        """Return a schema that the retry topic has, after adding it there if it is missing."""
+        if key == NO_SCHEMA:
+            return _BYTES
+        if key in self._declared:
+            return self._declared[key]
+        versions = self._schemas(TopicName.parse(key.topic))
+        wanted = next((each for each in versions if each.version == key.version), None)
+        declared = _BYTES
+        if wanted is None:
+            log.warning(
+                "version %d of the schema of %s does not exist any more: copies of its messages "
+                "have no schema",
+                key.version,
+                key.topic,
+            )
+        # No hop could declare another type. Consumers of this client receive such payloads as
+        # bytes.
+        elif wanted.type in SCHEMA_TYPES:
+            retry_topic = self.topics.retry
+            own = {SchemaRef.of(each.type, each.definition) for each in self._schemas(retry_topic)}
+            # In this order each version was compatible with those before it.
+            for each in versions:
+                needed = each.version <= key.version and each.type in SCHEMA_TYPES
+                if needed and SchemaRef.of(each.type, each.definition) not in own:
+                    # The client adds it with a producer.
+                    schema = EncodedSchema(each.type, each.definition)
+                    topic, settings = retry_topic.full, UNBATCHED_SETTINGS
+                    producer = open_producer(self._client, topic, settings, schema=schema)
+                    close_quietly(producer, "producer")
+            found = wanted.type, wanted.definition
+            reference = registered_reference(self._schemas(retry_topic), *found)
+            declared = EncodedSchema(*found), reference or SchemaRef.of(*found)
+        self._declared[key] = declared
+        return declared
 
     def _send(
         self,

@@ -201,8 +201,7 @@ def test_what_has_no_room_for_the_error_leaves_it_out_and_the_rest_is_told_apart
     """The listener stores what can never be parked in the dead-letter topic."""
     consumer, again, publisher = retries.subscribe(), retries.subscribe(RETRY), retries.publisher
     more = 2_500  # than a parked message may have: it was sent without a delay
-    assert publisher._producers is not None
-    limit = publisher._producers.open(NO_SCHEMA)._cache.routing.size_limit.bytes
+    limit = publisher.producer(NO_SCHEMA)._cache.routing.size_limit.bytes
     retries.send(b"x" * (limit + more))
     with retries.serving():
         assert retries.park(retries.received(consumer), "e" * 2000) is None
