@@ -117,11 +117,25 @@ class ApplicationConfig:
                 f"unknown settings of the connection: {', '.join(sorted(unknown))}; defaults of "
                 "listeners and producers are given as listeners={...} and producer={...}"
             )
-        _refuse_variables(environ)
+        for table in (_PRODUCER, _LISTENERS):
+            prefix = f"{ENVIRONMENT_PREFIX}{table.upper()}_"
+            for variable in sorted(environ):
+                if variable.startswith(prefix) and environ[variable]:
+                    raise ConfigError(
+                        f"the environment variable {variable} is not a setting: write it into "
+                        f"[{table}] of the configuration file, or give it to "
+                        f"from_config({table}={{...}})"
+                    )
         loaded = Connection.load(config_file=config_file, environ=environ, **connection)
         path, must_exist = config_path(config_file, environ)
         contents = read_config(path, sorted(known), must_exist=must_exist)
-        defaults, by_name = _tables(_table(contents, _LISTENERS, path), path)
+        listed = _table(contents, _LISTENERS, path)
+        by_name = {
+            name: _checked(LISTENER_SETTINGS, value, f"[{_LISTENERS}.{name}] in {path}")
+            for name, value in listed.items()
+            if isinstance(value, dict) and name not in LISTENER_SETTINGS
+        }
+        common = {name: value for name, value in listed.items() if name not in by_name}
         return cls(
             loaded,
             {
@@ -131,7 +145,7 @@ class ApplicationConfig:
                 **_checked(PRODUCER_SETTINGS, producer or {}, "the call"),
             },
             {
-                **defaults,
+                **_checked(LISTENER_SETTINGS, common, f"[{_LISTENERS}] in {path}"),
                 **_checked(LISTENER_SETTINGS, listeners or {}, "the call"),
             },
             by_name,
@@ -153,25 +167,6 @@ def _table(contents: Mapping[str, Any], name: str, path: os.PathLike[str]) -> di
     return found
 
 
-def _tables(
-    table: Mapping[str, Any], path: os.PathLike[str]
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the options of all listeners, and those of each name."""
-    named = {
-        name: value
-        for name, value in table.items()
-        if isinstance(value, dict) and name not in LISTENER_SETTINGS
-    }
-    common = {name: value for name, value in table.items() if name not in named}
-    return (
-        _checked(LISTENER_SETTINGS, common, f"[{_LISTENERS}] in {path}"),
-        {
-            name: _checked(LISTENER_SETTINGS, value, f"[{_LISTENERS}.{name}] in {path}")
-            for name, value in named.items()
-        },
-    )
-
-
 def _checked(known: Checks, values: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return settings of one place, checked."""
     found, wrong = {}, []
@@ -188,15 +183,3 @@ def _checked(known: Checks, values: Mapping[str, Any], place: str) -> dict[str, 
     if wrong:
         raise ConfigError("; ".join(wrong))
     return found
-
-
-def _refuse_variables(environ: Mapping[str, str]) -> None:
-    """Refuse variables for the tables: only the connection is configured by variables."""
-    for table, argument in ((_PRODUCER, "producer"), (_LISTENERS, "listeners")):
-        prefix = f"{ENVIRONMENT_PREFIX}{table.upper()}_"
-        for variable, text in sorted(environ.items()):
-            if variable.startswith(prefix) and text:
-                raise ConfigError(
-                    f"the environment variable {variable} is not a setting: write it into [{table}]"
-                    f" of the configuration file, or give it to from_config({argument}={{...}})"
-                )

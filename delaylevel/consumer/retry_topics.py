@@ -240,7 +240,16 @@ def _ensure(admin: TopicAdmin, topics: RetryTopics, level_topic: LevelTopicDescr
         _check_owner(admin, name, topics, owner)
         with suppress(ConflictError):
             admin.create_subscription(name, subscription, earliest=True)
-        _protect(admin, name, count, level_topic, created)
+        # The broker must neither expire its messages nor delete it while it is inactive. Like our
+        # own topics, it is not replicated: each cluster retries its own messages.
+        member = Member(name, Role.DEAD_LETTER, count)
+        try:
+            policies = members.policies_of(admin, name)
+            members.protect(admin, member, level_topic, policies, admin.broker_settings())
+        except PermissionDeniedError as error:
+            if created:
+                raise
+            log.debug("policies of %s: %s", name, error)
 
 
 def _create(admin: TopicAdmin, name: TopicName, partitions: int, owner: Mapping[str, str]) -> bool:
@@ -277,24 +286,3 @@ def _check_owner(
         # For `delaylevel dlq`; it is not necessary.
         with suppress(AdminError):
             admin.set_properties(name, owner)
-
-
-def _protect(
-    admin: TopicAdmin,
-    name: TopicName,
-    partitions: int,
-    level_topic: LevelTopicDescription,
-    created: bool,
-) -> None:
-    """Let the broker neither expire the messages of a topic nor delete it while it is inactive.
-
-    Like our own topics, it is not replicated: each cluster retries its own messages.
-    """
-    member = Member(name, Role.DEAD_LETTER, partitions)
-    try:
-        policies = members.policies_of(admin, name)
-        members.protect(admin, member, level_topic, policies, admin.broker_settings())
-    except PermissionDeniedError as error:
-        if created:
-            raise
-        log.debug("policies of %s: %s", name, error)

@@ -161,16 +161,27 @@ def _bytes(text: str) -> int:
 
 def check_arguments(schema: Any, message: Message) -> None:
     """Raise the exception of ``pulsar.Producer.send`` for arguments of a wrong type."""
-    # Times are left out: ours may also be datetimes. The plain client builds a whole message; this
-    # is left out for the usual types.
-    if not _has_usual_types(message):
+    # The plain client builds a whole message. This is left out for the usual types. Times are left
+    # out, too: ours may also be datetimes.
+    properties, time_ms = message.properties, message.event_timestamp
+    usual = (
+        (properties is None or type(properties) is dict)
+        and all(type(k) is str and type(v) is str for k, v in (properties or {}).items())
+        and (message.partition_key is None or type(message.partition_key) is str)
+        and (message.ordering_key is None or type(message.ordering_key) is str)
+        and (time_ms is None or (type(time_ms) is int and time_ms >= 0))
+        and message.sequence_id is None
+        and message.replication_clusters is None
+        and message.disable_replication is False
+    )
+    if not usual:
         check_message(
             schema,
             message.content,
-            message.properties,
+            properties,
             (message.partition_key, message.ordering_key),
             tuple(message.not_parkable.values()),
-            message.event_timestamp,
+            time_ms,
         )
 
 
@@ -183,22 +194,3 @@ def check_encoded(schema: Any, content: Any) -> bytes | None:
         encoded = SimpleNamespace(encode=lambda _: body)
         check_message(encoded, content, None, (None, None), (None, None, False), None)
     return body  # type: ignore[no-any-return]
-
-
-def _has_usual_types(message: Message) -> bool:
-    """Return True if the plain client accepts the message without doubt."""
-    properties, time_ms = message.properties, message.event_timestamp
-    if properties is not None:
-        if type(properties) is not dict:
-            return False
-        for name, value in properties.items():
-            if type(name) is not str or type(value) is not str:
-                return False
-    return (
-        (message.partition_key is None or type(message.partition_key) is str)
-        and (message.ordering_key is None or type(message.ordering_key) is str)
-        and (time_ms is None or (type(time_ms) is int and time_ms >= 0))
-        and message.sequence_id is None
-        and message.replication_clusters is None
-        and message.disable_replication is False
-    )

@@ -255,22 +255,20 @@ class PartitionOpener:
 
     def open(self, topic: str, settings: dict[str, Any], done: Opened) -> None:
         """Open a producer; ``done`` is called in any thread, maybe before this returns."""
-        if self._native:
-            try:
-                self._open_native(topic, settings, done)
-            except Exception as error:
-                done(None, error)
-        else:
+        if not self._native:
             self.start(partial(self._open_blocking, topic, settings, done))
+            return
 
-    def _open_native(self, topic: str, settings: dict[str, Any], done: Opened) -> None:
         def opened(result: Any, producer: Any) -> None:
             if result == pulsar.Result.Ok:
                 done(producer, None)
             else:
                 done(None, error_of(result))
 
-        NativeOpening(self._client, topic, settings).start(opened)
+        try:
+            NativeOpening(self._client, topic, settings).start(opened)
+        except Exception as error:
+            done(None, error)
 
     def _open_blocking(self, topic: str, settings: dict[str, Any], done: Opened) -> None:
         try:
@@ -400,21 +398,21 @@ class Exit:
     """All that must be finished before Python shuts down; nothing is kept alive for it."""
 
     def __init__(self) -> None:
+        self._callbacks = False
         self._works: weakref.WeakSet[OutstandingWork] = weakref.WeakSet()
         self._producers: weakref.WeakSet[UnclosedProducer] = weakref.WeakSet()
-        self._callbacks = False
-
-    def expect_callbacks(self) -> None:
-        """Let the exit give the client's threads time to leave their callbacks."""
-        self._callbacks = True
 
     def wait_for(self, work: OutstandingWork) -> None:
         """Let the exit wait until this is not outstanding."""
         self._works.add(work)
 
     def close(self, producer: UnclosedProducer) -> None:
-        """Let the exit close this producer if waiting does not help."""
+        """Let the exit close this producer if waiting does not help.
+
+        The client's threads may be in callbacks from then on.
+        """
         self._producers.add(producer)
+        self._callbacks = True
 
     def finish(self) -> None:
         """Wait for outstanding work, and close producers if it takes too long."""

@@ -135,7 +135,6 @@ class BaseProducer:
         self._sealed = False  # no partition is opened any more
         # By the route's level; BUSINESS and WINDOW, -1 and -2, are the last two.
         self._sent = [0] * (len(setup.description.levels) + 2)
-        at_exit.expect_callbacks()
         at_exit.close(self)
 
     @property
