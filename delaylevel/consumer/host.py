@@ -287,7 +287,7 @@ class Handling:
     """The steps around a call of one listener's handler, shared by its threads.
 
     Three hosts follow them: threads, an event loop, and the in-memory Pulsar of tests. A host calls
-    :meth:`begin` before the handler, and one of the others after it. It acknowledges nothing else.
+    :meth:`begin` before the handler, and :meth:`settle` after it. It acknowledges nothing else.
     So a crash at any time leaves a message unacknowledged until it was handled, or until a copy
     with its ID is stored.
 
@@ -337,34 +337,40 @@ class Handling:
         if self._handled is not None:
             self._handled.release(message)
 
-    def failed(
-        self, message: ReceivedMessage, consumer: Any, error: BaseException, tally: Tally
+    def settle(
+        self,
+        verdict: Verdict,
+        failure: BaseException | None,
+        message: ReceivedMessage,
+        consumer: Any,
+        tally: Tally,
     ) -> None:
-        """Decide about a message whose attempt failed; hand it over to the unfinished ones."""
-        self.release(message)
-        decision = decide(self.listener.backoff, message.attempt, error)
-        tally.failed += 1
-        self.unfinished.add(message, consumer, decision)
+        """Acknowledge a message, or hand it over to the unfinished ones.
 
-    def finish(
-        self, verdict: Verdict, message: ReceivedMessage, consumer: Any, tally: Tally
-    ) -> None:
-        """Acknowledge a message that the handler does not get."""
-        if verdict is Verdict.FILTERED:
-            tally.filtered += 1
-        else:
-            tally.duplicates += 1
-        consumer.acknowledge(message.raw)
-
-    def succeeded(self, message: ReceivedMessage, consumer: Any, tally: Tally) -> None:
-        """Save the ID of a handled message, then acknowledge it."""
-        tally.handled += 1
-        if self._handled is None:
-            consumer.acknowledge(message.raw)
-            return
-        # With a store, the ID may be saved later, in another thread.
+        Args:
+            verdict: the answer of :meth:`begin`, if that returned one.
+            failure: the error of :meth:`begin` or of the handler.
+        """
         acknowledge = partial(consumer.acknowledge, message.raw)
-        self._handled.save(message, acknowledge)
+        if failure is not None:
+            self.release(message)
+            tally.failed += 1
+            decision = decide(self.listener.backoff, message.attempt, failure)
+            self.unfinished.add(message, consumer, decision)
+        elif verdict is Verdict.FILTERED:
+            tally.filtered += 1
+            acknowledge()
+        elif verdict is Verdict.DUPLICATE:
+            tally.duplicates += 1
+            acknowledge()
+        else:
+            tally.handled += 1
+            if self._handled is None:
+                acknowledge()
+            else:
+                # The ID first: a crash between the two would let the message be handled again.
+                # With a store, it may be saved later, in another thread.
+                self._handled.save(message, acknowledge)
 
 
 class RunningListener(Protocol):

@@ -144,15 +144,11 @@ class Worker(_Receiver):
             failure = error
         finally:
             lock.release()
-        if failure is not None:
-            self._handling.failed(message, consumer, failure, self._tally)
-        elif handles_all:
+        if handles_all and failure is None:
             self._tally.handled += 1
             consumer.acknowledge(message.raw)
-        elif verdict is Verdict.HANDLE:
-            self._handling.succeeded(message, consumer, self._tally)
         elif verdict is not None:
-            self._handling.finish(verdict, message, consumer, self._tally)
+            self._handling.settle(verdict, failure, message, consumer, self._tally)
 
     def _begin(self, message: ReceivedMessage) -> Verdict | None:
         """Return the next step for a message; None if the listener stops before it is known."""
@@ -393,12 +389,7 @@ class Tasks:
             failure = error
         if failure is None and verdict is Verdict.HANDLE:
             failure = await self._call(message)
-        if failure is not None:
-            handling.failed(message, consumer, failure, tally)
-        elif verdict is Verdict.HANDLE:
-            handling.succeeded(message, consumer, tally)
-        else:
-            handling.finish(verdict, message, consumer, tally)
+        handling.settle(verdict, failure, message, consumer, tally)
 
     async def _call(self, message: ReceivedMessage) -> BaseException | None:
         """Call the handler, and return its error; None if it succeeded."""

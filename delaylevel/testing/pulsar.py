@@ -130,26 +130,23 @@ class MemoryListener:
     def _take(self, message: ReceivedMessage, consumer: Any) -> Step:
         """Call the handler unless the filter or the handled IDs leave the message out."""
         handling, tally = self._handling, self._tally
+        verdict: Verdict = Verdict.HANDLE
+        failure: BaseException | None = None
         try:
             verdict = handling.begin(message)
         except (Exception, SystemExit) as error:
-            handling.failed(message, consumer, error, tally)
-            return
-        if verdict is not Verdict.HANDLE:
-            handling.finish(verdict, message, consumer, tally)
-            return
-        self.running = tally.in_progress = 1
-        start_s = time.perf_counter()
-        try:
-            failure = yield from self._call(message)
-        finally:
-            tally.took(time.perf_counter() - start_s)
-            self.running = tally.in_progress = 0
-        if failure is not None:
-            handling.failed(message, consumer, failure, tally)
-            return
-        self._handled(self.listener, message)
-        handling.succeeded(message, consumer, tally)
+            failure = error
+        if failure is None and verdict is Verdict.HANDLE:
+            self.running = tally.in_progress = 1
+            start_s = time.perf_counter()
+            try:
+                failure = yield from self._call(message)
+            finally:
+                tally.took(time.perf_counter() - start_s)
+                self.running = tally.in_progress = 0
+            if failure is None:
+                self._handled(self.listener, message)
+        handling.settle(verdict, failure, message, consumer, tally)
 
     def _call(self, message: ReceivedMessage) -> Step:
         """Call the handler; return its error, or None."""

@@ -145,10 +145,7 @@ class Scene:
         """Receive a message, and handle it as a host does."""
         message = self.message(name)
         verdict = self.handling.begin(message)
-        if verdict is Verdict.HANDLE:
-            self.handling.succeeded(message, self.consumer, self.tally)
-        else:
-            self.handling.finish(verdict, message, self.consumer, self.tally)
+        self.handling.settle(verdict, None, message, self.consumer, self.tally)
         return verdict
 
 
