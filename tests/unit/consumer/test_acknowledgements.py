@@ -90,7 +90,7 @@ class Publisher:
 
 
 class LateLog:
-    """A store of IDs whose confirmations come in another thread, when it is flushed."""
+    """A store of IDs whose confirmations come when it is flushed."""
 
     unsaved = 0
 
@@ -104,10 +104,8 @@ class LateLog:
         self._waiting.append(saved)
 
     def flush(self, timeout_s: float) -> bool:
-        waiting, self._waiting = self._waiting, []
-        thread = threading.Thread(target=lambda: [saved() for saved in waiting])
-        thread.start()
-        thread.join()
+        while self._waiting:
+            self._waiting.pop(0)()
         return True
 
     def close(self) -> None:
