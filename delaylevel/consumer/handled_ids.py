@@ -48,7 +48,7 @@ from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.structures.id_set import Ids
 from delaylevel.topics.members import apply_policies
 
-from .ids import InvalidIdError, key_of
+from .deduplication import InvalidIdError, key_of
 
 log = logging.getLogger(__name__)
 
@@ -436,6 +436,8 @@ class TopicIdLog:
             if failure is None:
                 self._pause_s = self._retry_s = 0.0
             else:
+                # It may be stored or not, so these IDs are sent again. Their messages do not wait
+                # for that: unacknowledged, they would certainly be handled again.
                 sent, self._waiting = [*sent, *self._waiting], []
                 self._failed, self._sending = [key for key, _ in sent], 0
                 self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)

@@ -126,6 +126,8 @@ class Worker(_Receiver):
 
     def _handle_one(self, message: ReceivedMessage, consumer: Any) -> None:
         """Handle one message, and acknowledge it or leave it to the unfinished ones."""
+        # A thread and its companion share a lock, which is free unless both have a message. Only
+        # then another one is searched, which belongs to threads that have none.
         lock = self._lock
         if not lock.acquire(False):
             other = self._free_lock()

@@ -208,6 +208,7 @@ class PartitionProducer:
     def wait_until_given(self) -> Exception | None:
         """Wait until the client has the messages sent so far; return the failure of a message."""
         with self._changed:
+            # Earlier failures have reached their callbacks. Later ones may be reported twice.
             before, last = self._settled, self._queued
             self._changed.wait_for(lambda: self._settled >= last)
             number, error = self._failure
@@ -332,6 +333,9 @@ class PartitionProducer:
         """Return a new producer, or the error; neither if the partition was closed."""
         check = self._check
         if check is not None:
+            # A producer would create a deleted topic again, without the subscription that keeps
+            # what is stored there. The check has a thread of its own: if the admin interface hangs,
+            # the messages must still have time for the producer.
 
             def checked(done: Opened) -> None:
                 try:
