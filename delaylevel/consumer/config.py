@@ -106,9 +106,6 @@ class ApplicationConfig:
         The file and its lookup, and the variables of the connection, are those of
         :meth:`.Connection.load`. Arguments override the file. The settings of a listener's name,
         ``[listeners.bill]`` for the handler ``bill``, override those of all listeners.
-
-        Args:
-            environ: the environment.
         """
         known = Connection.model_fields.keys() - {"origin"}
         unknown = connection.keys() - known

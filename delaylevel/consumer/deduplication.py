@@ -115,16 +115,11 @@ class Deduplication:
         )
 
     def open(self, client: Any, topic: str, subscription: str) -> HandledIds:
-        """Open the handled IDs of a subscription, and load the stored ones.
-
-        Args:
-            client: the client of the listener; only a `TopicIdStore` uses it.
-            topic: the business topic.
-            subscription: name of the subscription.
+        """Open the handled IDs of a subscription of a business topic, and load the stored ones.
 
         Raises:
             MissingExtraError: numpy or pyroaring is not installed.
-                DelayLevelError: the store cannot be used; the text says why.
+            DelayLevelError: the store cannot be used; the text says why.
         """
         with from_extra("window", "deduplication needs"):
             from .handled_ids import HandledIds

@@ -105,7 +105,6 @@ class HandledIds:
         """Claim the ID of a message; return False while a message with the same ID has the claim.
 
         Args:
-            message: the received message.
             ended: function to call when the other message is saved or released; the caller then
                 calls `begin` again. It is called once, in the thread that saves or releases: it
                 must not block or raise. A thread passes the ``set`` of a ``threading.Event``, a
@@ -145,9 +144,7 @@ class HandledIds:
         same: left unacknowledged, it would certainly be handled again.
 
         Args:
-            message: the message, as given to `begin`.
-            saved: function to call when the ID is saved, in this thread or one of the client: it
-                must not block or raise.
+            saved: function to call when the ID is saved, in this thread or that of the store.
         """
         key = self._keys.pop(id(message), None)
         if key is None:

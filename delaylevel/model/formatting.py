@@ -17,11 +17,7 @@ _DECIMALS = re.compile(r"(?<=:\d\d)[.,](\d+)")
 
 
 def format_duration(ms: int | float) -> str:
-    """Write a duration for people, rounded: ``850ms``, ``12.3s``, ``4m05s``, ``2h30m``, ``3d04h``.
-
-    Args:
-        ms: the duration in milliseconds; may be negative.
-    """
+    """Write a duration for people, rounded: ``850ms``, ``12.3s``, ``4m05s`` or ``3d04h``."""
     sign, value = ("-", -ms) if ms < 0 else ("", ms)
     if value < 999.5:
         return f"{sign}{value:.0f}ms"
@@ -39,11 +35,7 @@ def format_duration(ms: int | float) -> str:
 
 
 def exact_duration(ms: int) -> str:
-    """Write a duration without rounding, as an option takes it: ``3d``, ``1h30m``, ``250ms``.
-
-    Args:
-        ms: the duration in milliseconds; may be negative.
-    """
+    """Write a duration without rounding, as an option takes it: ``3d``, ``1h30m``, ``250ms``."""
     # Level topics are named after their units in this form, so it must not change. Messages that
     # compare configured durations use it too: rounded, two of them could look the same.
     if ms < 0:
@@ -51,22 +43,18 @@ def exact_duration(ms: int) -> str:
     if ms == 0:
         return "0s"
     parts: list[str] = []
-    for name, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
-        count, ms = divmod(ms, size)
+    for name in ("d", "h", "m", "s", "ms"):
+        count, ms = divmod(ms, _UNITS_MS[name])
         if count:
             parts.append(f"{count}{name}")
     return "".join(parts)
 
 
 def format_instant(ms: int) -> str:
-    """Write an instant as ISO-8601 in UTC with milliseconds, e.g. ``2026-03-01T09:00:00.000Z``.
-
-    Args:
-        ms: milliseconds since the epoch; beyond the year 9999 the number itself is written.
-    """
+    """Write an instant as ISO-8601 in UTC with milliseconds, e.g. ``2026-03-01T09:00:00.000Z``."""
     try:
         moment = _EPOCH + timedelta(milliseconds=ms)
-    except OverflowError:
+    except OverflowError:  # beyond the year 9999
         return f"{ms} ms"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -58,12 +58,7 @@ class Spread(NamedTuple):
         return count, since_ms + count * (self.end_ms - since_ms) // left
 
     def next_ms(self, left: int, last_ms: int) -> int:
-        """Return the time of the next release, ms since the epoch.
-
-        Args:
-            left: number of messages that wait, at least 1.
-            last_ms: time of the last release, ms since the epoch.
-        """
+        """Return the time of the next release, ms since the epoch; arguments as for `take`."""
         since_ms = max(last_ms, self.begin_ms)
         for_one_ms = -((since_ms - self.end_ms) // left)  # rounded up
         return min(self.end_ms, since_ms + max(for_one_ms, _STEP_MS))
@@ -98,11 +93,7 @@ class Pauses:
         return max(found, key=lambda each: each.end_ms, default=None)
 
     def pause(self, target: str, now_ms: int) -> Pauses:
-        """Return the pauses with one more.
-
-        Args:
-            target: full name of the target, or ``*``.
-        """
+        """Return the pauses with that of a target, by its full name, or of all (``*``)."""
         paused = {target: now_ms, **dict(self.paused)}
         return Pauses(tuple(sorted(paused.items())), self.resumed)
 
@@ -609,10 +600,6 @@ def default_level_topics(business_topic: str, namespace: str | None = None) -> t
     """Return the names under which a business topic's level topic is searched for, in order.
 
     The first one is that of a new level topic, the second one has no underscore in front.
-
-    Args:
-        business_topic: the business topic.
-        namespace: as for :func:`default_level_topic`.
     """
     name = TopicName.parse(business_topic)
     current = default_level_topic(business_topic, namespace)

@@ -78,8 +78,6 @@ class Router:
         """Return the next hop of a message.
 
         Args:
-            due_ms: its due time, milliseconds since the epoch, UTC.
-            now_ms: the present time, milliseconds since the epoch, UTC.
             came_from: index of the level that it was read from; None for a new message.
 
         Returns:
