@@ -9,13 +9,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import pulsar
 
-from delaylevel.cluster.port import SchemaVersion, TopicAdmin
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import OWN_SEQUENCE_SETTINGS
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.schemas import reference_to, registered_reference
@@ -267,11 +268,7 @@ class ProducerSetup(NamedTuple):
         max_message_size: the broker's ``maxMessageSize``, in bytes.
         window_settings: arguments for the producers of the window topic; None for those of the
             levels, batched.
-        create: function that creates the missing level topic; None if it exists.
-        watch: function that looks whether something delivers the messages of a level topic; None
-            without a broker.
-        registered: function that returns the versions of the business topic's schema; None without
-            admin access.
+        missing: True if the level topic is to be created.
         reference: the schema of the payloads, once the business topic is open; None for bytes.
         reading: a ``pulsar.Client`` for readers, which only blocks threads that call it.
     """
@@ -284,9 +281,7 @@ class ProducerSetup(NamedTuple):
     warning: str | None
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
     window_settings: Mapping[str, Any] | None = None
-    create: Callable[[], LevelTopicDescription] | None = None
-    watch: Callable[[LevelTopicDescription], object] | None = None
-    registered: Callable[[], Sequence[SchemaVersion]] | None = None
+    missing: bool = False
     reference: SchemaRef | None = None
     admin: TopicAdmin | None = None
     reading: Any = None
@@ -296,25 +291,22 @@ class ProducerSetup(NamedTuple):
         """Create the level topic if it is missing; return the setup with its description."""
         # The application's own producer is opened first: if the broker refuses that, nothing is
         # left behind, and its schema is registered.
-        description = self.description if self.create is None else self.create()
-        if self.watch is not None:
-            self.watch(description)
-        reference = self._reference_to(schema)
+        admin, description = self.admin, self.description
+        if admin is not None and self.missing:
+            description = registry.create(admin, description)
+        # In the in-memory Pulsar, movers and dispatchers run only while a test lets time pass.
+        if isinstance(admin, Admin):
+            warn_if_undelivered(admin, self.target, description)
+        reference = own = reference_to(schema)
+        if own is not None and admin is not None:
+            # The registry keeps the first of several texts that it takes for equal. Without its
+            # answer, the reference is that of the text here.
+            with suppress(BrokerError):
+                versions, text = admin.schemas(TopicName.parse(self.target)), schema.schema_info()
+                reference = registered_reference(versions, own.type, text.schema()) or own
         return self._replace(
-            description=description, create=None, reference=reference, schema=schema
+            description=description, missing=False, reference=reference, schema=schema
         )
-
-    def _reference_to(self, schema: Any) -> SchemaRef | None:
-        """Return the reference to a schema: to its registered version, if that can be read."""
-        # The registry keeps the first of several texts that it takes for equal.
-        own = reference_to(schema)
-        if own is None or self.registered is None:
-            return own
-        try:
-            versions = self.registered()
-        except BrokerError:
-            return own
-        return registered_reference(versions, own.type, schema.schema_info().schema()) or own
 
 
 class LevelTopicChoice(NamedTuple):
@@ -384,24 +376,19 @@ def prepare(
         mover=Mover(choice.mover),
         final_window=FinalWindow(choice.final_window),
     )
-    create_missing = describe = None
+    describe = None
+    missing = False
     if admin is None:
         description = PartitionCounts(partitions_of).choose(wanted, names)
     else:
         if level_topic is None:
             wanted = replace(wanted, topic=registry.default_name(admin, target, level_namespace))
         found = _found(admin, wanted, target, configured, choice.create_level_topic)
-        if found is None:
-            create_missing = partial(registry.create, admin, wanted)
-        description = found or wanted
+        description, missing = found or wanted, found is None
         describe = partial(registry.find, admin, description.topic)
     settings, warning = level_producer_settings(options, description)
-    if admin is not None and create_missing is not None:
+    if admin is not None and missing:
         registry.check_creatable(admin, wanted)
-    # In the in-memory Pulsar, movers and dispatchers run only while a test lets time pass.
-    watch = None
-    if isinstance(admin, Admin):
-        watch = partial(warn_if_undelivered, admin, target)
     return ProducerSetup(
         description,
         target,
@@ -411,9 +398,7 @@ def prepare(
         warning,
         choice.max_message_size,
         window_producer_settings(settings, options),
-        create_missing,
-        watch,
-        None if admin is None else partial(admin.schemas, TopicName.parse(target)),
+        missing,
         admin=admin,
     )
 
