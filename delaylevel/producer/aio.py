@@ -14,6 +14,7 @@ import inspect
 import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
@@ -33,7 +34,6 @@ from delaylevel.cluster.client_parts.aio import (
     plain_producer as plain_of,
 )
 from delaylevel.cluster.client_parts.cores import schema_of
-from delaylevel.cluster.failures import error_name
 from delaylevel.errors import DelayLevelError, DelayTooLongError, InvalidInputError
 
 from .client import (
@@ -51,7 +51,6 @@ from .client_calls import (
     as_client_error,
     client_errors,
     in_client,
-    result_named,
     result_of,
 )
 from .partition import PartitionProducer
@@ -150,22 +149,14 @@ class Sent(Awaited):
 
 
 class Lane:
-    """One partition of a level or window topic, as an event loop uses it: room, and small batches.
+    """One partition of a level or window topic as an event loop uses it: room, small batches."""
 
-    Args:
-        settings: its arguments of ``create_producer``.
-    """
-
-    def __init__(
-        self, partition: PartitionProducer, settings: Mapping[str, Any], mailbox: Mailbox
-    ) -> None:
+    def __init__(self, partition: PartitionProducer, mailbox: Mailbox) -> None:
         self._partition = partition
         self._mailbox = mailbox
-        self._batches = bool(settings.get("batching_enabled", True))
-        limit = settings.get("max_pending_messages", 1000)
         self._room: asyncio.Semaphore | None = None
-        if settings.get("block_if_queue_full", False) and limit > 0:
-            self._room = asyncio.Semaphore(limit)  # first come, first served
+        if partition.blocks and partition.capacity > 0:
+            self._room = asyncio.Semaphore(partition.capacity)  # first come, first served
         # Those that wait for room, too.
         self._sent: dict[Sent, None] = {}
         self._flushing = False
@@ -230,7 +221,7 @@ class Lane:
         """Flush the messages of this step of the event loop, after a flush that is under way."""
         # A message alone would wait for a batch to fill, for `batching_max_publish_delay_ms`. While
         # many are in flight, batches fill, and a flush would only make them smaller.
-        if not self._batches:
+        if not self._partition.batches:
             return
         if self._flushing:
             self._unflushed = True
@@ -287,29 +278,17 @@ async def in_thread(function: Callable[[], T]) -> T:
     """Call a blocking function in a thread of its own, and return its result."""
     # Unlike the threads of `asyncio.to_thread`, this one does not delay the end of the event loop,
     # for example while the admin interface does not answer.
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def end(result: Any, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # the thread goes on when the call is cancelled
 
     def run() -> None:
-        result: Any = None
-        failure: BaseException | None = None
         try:
-            result = function()
+            done.set_result(function())
         except BaseException as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
-            loop.call_soon_threadsafe(end, result, failure)
+            done.set_exception(error)
 
     threads.in_thread(run)
-    return await done
+    return await asyncio.wrap_future(done)
 
 
 @contextlib.contextmanager
@@ -322,8 +301,7 @@ def asyncio_errors() -> Iterator[None]:
             if isinstance(error, DelayLevelError):
                 as_client_error(error)
                 raise
-            result = result_named(error_name(error))
-            raise pulsar.asyncio.PulsarException(result, str(error)) from error
+            raise pulsar.asyncio.PulsarException(result_of(error), str(error)) from error
 
 
 class AsyncDelayLevelProducer(Scheduling):
@@ -444,8 +422,7 @@ class AsyncDelayLevelProducer(Scheduling):
         key = (route.level, route.partition)
         lane = self._lanes.get(key)
         if lane is None:
-            settings = self._settings_for(route)
-            lane = self._lanes[key] = Lane(self._partition(route), settings, self._mailbox)
+            lane = self._lanes[key] = Lane(self._partition(route), self._mailbox)
         return lane
 
 

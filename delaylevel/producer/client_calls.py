@@ -108,7 +108,10 @@ def client_errors() -> Iterator[None]:
 def as_client_error(error: DelayLevelError) -> DelayLevelError:
     """Make an error an exception of the Pulsar client, too, and return it."""
     if not hasattr(error, "_client_result"):
-        result = _result(error)
+        unknown = pulsar.Result.UnknownError
+        result = next((found for kind, found in _RESULTS if isinstance(error, kind)), unknown)
+        if isinstance(error, ClientError):
+            result = pulsar.Result.__members__.get(error.name, unknown)
         named = getattr(pulsar, result.name, None)
         is_exception = isinstance(named, type) and issubclass(named, pulsar.PulsarException)
         base = named if is_exception else pulsar.PulsarException
@@ -148,20 +151,6 @@ def _restore(
     error.__dict__.update(attributes)
     del error._client_result  # type: ignore[attr-defined]
     return as_client_error(error)
-
-
-def _result(error: DelayLevelError) -> pulsar.Result:
-    if isinstance(error, ClientError):
-        return result_named(error.name)
-    for kind, result in _RESULTS:
-        if isinstance(error, kind):
-            return result
-    return pulsar.Result.UnknownError
-
-
-def result_named(name: str) -> pulsar.Result:
-    """Return the client's result of a name; UnknownError if there is none."""
-    return pulsar.Result.__members__.get(name, pulsar.Result.UnknownError)
 
 
 # The client's calls without waiting take microseconds.

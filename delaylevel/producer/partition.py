@@ -128,6 +128,9 @@ class PartitionProducer:
 
     Attributes:
         given: number of messages that were given to the client here.
+        capacity: number of messages that may wait; 0 for any number.
+        blocks: True if a sender waits for room.
+        batches: True if the producer sends batches.
     """
 
     def __init__(
@@ -145,8 +148,9 @@ class PartitionProducer:
         self._settings = dict(settings)
         self._opener, self._check, self._opened = opener, check, opened
         self._waits = waits
-        self._capacity: int = settings.get("max_pending_messages", _PENDING)
-        self._block = bool(settings.get("block_if_queue_full"))
+        self.capacity: int = settings.get("max_pending_messages", _PENDING)
+        self.blocks = bool(settings.get("block_if_queue_full"))
+        self.batches = bool(settings.get("batching_enabled", True))
         self._timeout_s: float = settings.get("send_timeout_millis", _TIMEOUT_MS) / 1000
         self.given = 0
         # Guards everything below. Neither the client nor a callback is called while it is held.
@@ -168,7 +172,7 @@ class PartitionProducer:
         with interruptible():
             if not self.give(body, message, arguments):
                 message.wait_until_given()
-            if self._settings.get("batching_enabled") and not message.ended:
+            if self.batches and not message.ended:
                 # It would wait for its batch. A failure reaches the message.
                 first_error([self.flush])
             return message.message_id()
@@ -252,7 +256,7 @@ class PartitionProducer:
                 return False
             if self._state is _Phase.CLOSED:
                 refused = pulsar.Result.AlreadyClosed
-            elif self._is_full() and not (self._block and self._waits):
+            elif self._is_full() and not (self.blocks and self._waits):
                 refused = pulsar.Result.ProducerQueueIsFull
             else:
                 message.deadline_s = time.monotonic() + self._timeout_s
@@ -277,11 +281,11 @@ class PartitionProducer:
             return  # an event loop; or a callback that sends: no other thread could make room
         if self._state is _Phase.DRAINING:
             self._changed.wait_for(lambda: self._state is not _Phase.DRAINING, _DRAIN_S)
-        while self._block and self._is_full() and self._state is not _Phase.CLOSED:
+        while self.blocks and self._is_full() and self._state is not _Phase.CLOSED:
             self._changed.wait()
 
     def _is_full(self) -> bool:
-        return 0 < self._capacity <= len(self._queue)
+        return 0 < self.capacity <= len(self._queue)
 
     def _take_all(self) -> list[WaitingMessage]:
         taken = list(self._queue)

@@ -192,12 +192,6 @@ class BaseProducer:
             "deliver_at": route.deliver_at_ms,
         }
 
-    def _settings_for(self, route: Route) -> dict[str, Any]:
-        """Return the arguments for the producer of a level or window partition."""
-        window = route.level == WINDOW
-        settings = self._window_settings if window else self._settings
-        return {"schema": BytesSchema(), **settings}
-
     def closes(self) -> list[Callable[[Done], None]]:
         """Return functions that start to close all producers of the client."""
         business, *parked = self._producers()
@@ -235,9 +229,10 @@ class BaseProducer:
                 if not self._sealed and core is not None:
                     self._sends[key] = core.send_async
 
+        settings = self._window_settings if route.level == WINDOW else self._settings
         return PartitionProducer(
             self._cache.routing.topic_of(route),
-            self._settings_for(route),
+            {"schema": BytesSchema(), **settings},
             self._opener,
             self._check,
             opened,
