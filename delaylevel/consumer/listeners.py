@@ -49,9 +49,6 @@ _GLANCE_S = 0.2
 
 Handler = TypeVar("Handler", bound=Callable[[Any], Any])
 
-#: Configured options of a listener by its name. Arguments override them.
-Defaults = Callable[[str], Mapping[str, Any]]
-
 Host = Callable[[Handling, list[Callable[[int], Any]]], RunningListener]
 
 # A coroutine listener gets enough messages for its calls, and leaves the rest to other processes.
@@ -169,23 +166,18 @@ class Listeners:
 
     Args:
         client: a :class:`delaylevel.DelayLevelClient`. It stays the application's own.
-        defaults: function that returns the configured options for the name of a listener.
         stop_timeout: time for running handlers to finish when the application stops.
-        clock: source of the time of receipt; the client's by default.
     """
 
     def __init__(
         self,
         client: Any,
         *,
-        defaults: Defaults | None = None,
         stop_timeout: timedelta | str = timedelta(seconds=30),
-        clock: Clock | None = None,
     ) -> None:
         self.client = client
-        self._defaults = defaults
         self._stop_timeout = parse_delay(stop_timeout, "stop_timeout")
-        self.clock: Clock = clock or getattr(client, "_delaylevel_clock", None) or SystemClock()
+        self.clock: Clock = getattr(client, "_delaylevel_clock", None) or SystemClock()
         self._listeners: list[Listener] = []
         self._started: list[Started] = []
         self._loop: LoopThread | None = None
@@ -230,7 +222,7 @@ class Listeners:
         config = ApplicationConfig.load(
             config_file, producer=producer, listeners=listeners, environ=environ, **connection
         )
-        app = cls(config.open_client(), defaults=config.listener, stop_timeout=stop_timeout)
+        app = cls(config.open_client(), stop_timeout=stop_timeout)
         app._config = config
         return app
 
@@ -320,8 +312,8 @@ class Listeners:
         self, handler: Any, topic: str | list[str], name: str | None, given: dict[str, Any]
     ) -> None:
         configured: Mapping[str, Any] = {}
-        if self._defaults is not None:
-            configured = self._defaults(name_of(handler) if name is None else name)
+        if self._config is not None:
+            configured = self._config.listener(name_of(handler) if name is None else name)
         stated = {key: value for key, value in given.items() if value is not None}
         new = listeners_of(handler, topic, name, {**configured, **stated})
         for listener in new:
