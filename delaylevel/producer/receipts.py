@@ -258,22 +258,19 @@ def explained(receipt: Receipt, new: Receipt | None = None) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, DelayLevelError) and new is None:
             raise  # nothing was sent, as it says itself
-        raise as_client_error(_failure(error, receipt, new)) from error
-
-
-def _failure(error: Exception, receipt: Receipt, new: Receipt | None) -> CancellationFailedError:
-    result = getattr(error, "error", None)  # of pulsar.asyncio
-    name = str(result().name) if callable(result) else error_name(error)
-    sure = isinstance(error, DelayLevelError) or name in _NOT_STORED
-    text = (
-        f"the cancellation of message {receipt.id!r} was not stored ({error}): cancel it again"
-        if sure
-        else f"it is not known if the cancellation of message {receipt.id!r} was stored ({error}): "
-        "cancel it again, twice does no harm"
-    )
-    if new is not None:
-        text += f". The new message is stored; its receipt is {new}"
-    return CancellationFailedError(text, name=name, transient=not sure, receipt=str(new or ""))
+        result = getattr(error, "error", None)  # of pulsar.asyncio
+        name = str(result().name) if callable(result) else error_name(error)
+        sure = isinstance(error, DelayLevelError) or name in _NOT_STORED
+        text = f"it is not known if the cancellation of message {receipt.id!r} was stored ({error})"
+        again = "cancel it again, twice does no harm"
+        if sure:
+            text = f"the cancellation of message {receipt.id!r} was not stored ({error})"
+            again = "cancel it again"
+        more = "" if new is None else f". The new message is stored; its receipt is {new}"
+        failed = CancellationFailedError(
+            f"{text}: {again}{more}", name=name, transient=not sure, receipt=str(new or "")
+        )
+        raise as_client_error(failed) from error
 
 
 _REMEDY = "give the new message's body=; nothing was sent"

@@ -510,9 +510,10 @@ class Scheduling(BaseProducer):
         with self._errors():
             self._check_cancellable()
             assert self._admin is not None
-            level_topic, target = self.description, self._target
-            find = partial(waiting_under, self._reading, self._admin, level_topic, target)
-            found, outcomes = await self._waiting(partial(find, message_id))
+            assert message_id is not None
+            reading, admin, target = self._reading, self._admin, self._target
+            find = partial(waiting_under, reading, admin, self.description, target, message_id)
+            found, outcomes = await self._waiting(find)
             routes = [await self._cancellation(old) for old in found]
             start = await self._end_of_outcomes(timeout_s)
             new = await self._store(message)
