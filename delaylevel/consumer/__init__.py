@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from delaylevel.errors import from_extra
 
 if TYPE_CHECKING:
-    from .deduplication import Deduplication, InvalidIdError
+    from .deduplication import Deduplication
     from .handled_ids import HandledIds, TopicIdStore
+    from .ids import InvalidIdError
     from .listener import Listener, ListenerCounts
     from .listeners import Listeners
     from .message import ReceivedMessage
@@ -34,7 +35,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "Backoff": ("retry", None),
     "Deduplication": ("deduplication", None),
     "HandledIds": ("handled_ids", "window"),
-    "InvalidIdError": ("deduplication", None),
+    "InvalidIdError": ("ids", None),
     "Listener": ("listener", None),
     "ListenerCounts": ("listener", None),
     "Listeners": ("listeners", None),

@@ -48,7 +48,7 @@ from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.structures.id_set import Ids
 from delaylevel.topics.members import apply_policies
 
-from .deduplication import InvalidIdError, key_of
+from .ids import InvalidIdError, key_of
 
 log = logging.getLogger(__name__)
 

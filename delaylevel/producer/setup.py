@@ -268,7 +268,7 @@ class ProducerSetup(NamedTuple):
         max_message_size: the broker's ``maxMessageSize``, in bytes.
         window_settings: arguments for the producers of the window topic; None for those of the
             levels, batched.
-        missing: True if the level topic is to be created.
+        missing: True if the level topic does not exist yet.
         reference: the schema of the payloads, once the business topic is open; None for bytes.
         reading: a ``pulsar.Client`` for readers, which only blocks threads that call it.
     """
