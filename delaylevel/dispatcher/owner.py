@@ -78,8 +78,11 @@ _RESOLVE_EVERY_S = 0.001
 # Time between two looks at targets that do not answer.
 _CHECK_EVERY_S = 0.1
 # Answers of targets may wait for so long while nothing waits for them, and otherwise.
-_CALM_S = 0.25
+_CALM_S = 0.4
 _PATIENCE_S = 0.02
+# Each wake costs as much as a message. In calm times, work that comes shortly before the next due
+# message waits for it.
+_TOGETHER_S = 0.1
 # Idle checkpoints at the usual pace; the later ones are rarer. They can show only a takeover by
 # another dispatcher, which does not matter before the next message.
 _QUIET_CHECKPOINTS = 5
@@ -734,8 +737,10 @@ class OwnerTask:
 
     def _rest(self, due_ms: int | None) -> float:
         """Wait for an event, the next due message, or the end of the present wait."""
-        self._due_ms = due_ms
-        self._due_s = min(self._until_s, self._monotonic_s(due_ms))
+        due_s = self._monotonic_s(due_ms)
+        if self._is_calm and self._until_s < due_s < self._until_s + _TOGETHER_S:
+            self._until_s = due_s
+        self._due_ms, self._due_s = due_ms, min(self._until_s, due_s)
         return self.owner.events.rest(self._due_s, self._patience_s)
 
     def _monotonic_s(self, due_ms: int | None) -> float:

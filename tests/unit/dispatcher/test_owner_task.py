@@ -43,13 +43,15 @@ class Owner:
     Attributes:
         released_ms: time of the release, ms since the epoch.
         calls: names of the steps that were taken, without repetitions.
+        looked_ms: times of the looks at everything, ms since the epoch.
     """
 
     partition = 0
     next_checkpoint_s = float("inf")
     is_settled = releases_soon = is_calm = False
     caught_up = True
-    next_look_s = next_send_ms = None
+    next_look_s: float | None = None
+    next_send_ms: int | None = None
     patience_s, look_every_s = 0.25, 0.01
 
     def __init__(self, hangs_at: str = "", go_on: threading.Event | None = None) -> None:
@@ -60,6 +62,7 @@ class Owner:
         self.next_step_ms: int | None = None
         self.released_ms: int | None = None
         self.calls: list[str] = []
+        self.looked_ms: list[int] = []
         self.reading = Reading()
         self.arrived = threading.Event()
         self.hanging = threading.Event()
@@ -85,6 +88,7 @@ class Owner:
     def take_in(self) -> None:
         while self.events:
             self.events.get_nowait()
+        self.looked_ms.append(SystemClock().now_ms())
         self._call("take_in")
         self.arrived.set()
 
@@ -200,6 +204,20 @@ def test_a_partition_at_rest_sees_that_the_clock_was_corrected(scheduler: Schedu
     assert owner.arrived.wait(TIMEOUT_S)
     owner.next_step_ms = SystemClock().now_ms()
     wait_for(lambda: owner.released_ms is not None)
+    task.stop()
+    task.join()
+
+
+def test_a_calm_partition_looks_at_everything_when_the_next_message_is_due(
+    scheduler: Scheduler,
+) -> None:
+    owner = Owner()
+    owner.is_settled = owner.is_calm = True
+    owner.next_send_ms = SystemClock().now_ms() + 600
+    owner.next_look_s = time.monotonic() + 0.54
+    task = started(owner, scheduler)
+    wait_for(lambda: len(owner.looked_ms) > 1)
+    assert owner.looked_ms[1] >= owner.next_send_ms
     task.stop()
     task.join()
 
