@@ -69,8 +69,8 @@ def test_only_a_trusted_server_gets_the_token(server: Server, certificate: Path)
 
 
 def by_wrap(_: str, **options: Any) -> None:
-    producer = SimpleNamespace(topic=lambda: "persistent://public/default/orders")
-    client = SimpleNamespace(get_topic_partitions=lambda topic: [topic], create_producer=None)
+    producer = SimpleNamespace(topic=lambda: "persistent://public/default/orders", send=print)
+    client = SimpleNamespace(get_topic_partitions=lambda topic: [topic], create_producer=print)
     with pytest.raises(LevelTopicError, match="does not exist"):
         wrap(producer, client, create_level_topic=False, **options)
 
