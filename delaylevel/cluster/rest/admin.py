@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,6 @@ from delaylevel.cluster.port import (
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import (
     AdminError,
-    BrokerError,
     BrokerUnreachableError,
     ConflictError,
     NotFoundError,
@@ -56,75 +55,6 @@ _ALL_S = 5.0
 # After a request for all partitions that took longer, they are asked one by one for this time.
 _ONE_BY_ONE_S = 30.0
 _ONE_S = 10.0
-
-
-class PartitionReports:
-    """The requests for the statistics of partitioned topics; any number of threads may use it."""
-
-    def __init__(
-        self,
-        rest: Rest,
-        count: Callable[[TopicName], int],
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._rest = rest
-        self._count = count
-        self._now_s = now_s
-        self._one_by_one_until_s = 0.0
-
-    def read(self, topic: TopicName, query: Mapping[str, str]) -> dict[int, Any]:
-        """Return the broker's values, by partition; partitions that do not exist are left out.
-
-        Raises:
-            BrokerUnreachableError: the broker of a partition does not answer.
-        """
-        found: dict[int, Any] = {}
-        partitions = None
-        if self._now_s() >= self._one_by_one_until_s:
-            try:
-                found, partitions = self._all(topic, query)
-            except BrokerUnreachableError:
-                self._one_by_one_until_s = self._now_s() + _ONE_BY_ONE_S
-        if partitions is None:
-            partitions = self._count(topic)
-            if not partitions:
-                raise NotFoundError(f"{topic.full} has no partitions", status=404)
-        missing = [index for index in range(partitions) if index not in found]
-        if missing:
-            found.update(self._each(topic, missing, query))
-        return found
-
-    def _all(self, topic: TopicName, query: Mapping[str, str]) -> tuple[dict[int, Any], int]:
-        """Return the values in one answer, and the number of partitions."""
-        path = f"{topic.rest_path}/partitioned-stats"
-        value = self._rest.within(_ALL_S).get(path, perPartition="true", **query)
-        found = {}
-        for name, stats in value["partitions"].items():
-            index = TopicName.parse(name).partition_index
-            if index is not None and stats:
-                found[index] = stats
-        metadata = value.get("metadata") or {}
-        return found, int(metadata.get("partitions", 0))
-
-    def _each(
-        self, topic: TopicName, partitions: list[int], query: Mapping[str, str]
-    ) -> dict[int, Any]:
-        """Request the values one by one, at the same time."""
-
-        def ask(index: int) -> Any:
-            path = f"{topic.partition(index).rest_path}/stats"
-            try:
-                return self._rest.within(_ONE_S).get(path, **query)
-            except NotFoundError:
-                return None
-            except BrokerError as error:
-                return error
-
-        answers = dict(zip(partitions, in_parallel(ask, partitions), strict=True))
-        for answer in answers.values():
-            if isinstance(answer, BrokerError):
-                raise answer
-        return {index: answer for index, answer in answers.items() if answer}
 
 
 # Parameters of requests for statistics.
@@ -170,7 +100,8 @@ class Admin(TopicAdmin):
     """
 
     def __init__(self, admin_url: str, **options: Unpack[RestOptions]) -> None:
-        self._use(Rest(admin_url, **options))
+        self._rest = Rest(admin_url, **options)
+        self._one_by_one_until_s = 0.0
 
     @classmethod
     def from_connection(cls, connection: Connection, *, for_service: bool = False) -> Admin:
@@ -199,14 +130,8 @@ class Admin(TopicAdmin):
 
     def within(self, timeout_s: float) -> Admin:
         found = copy.copy(self)
-        found._use(self._rest.within(timeout_s))
+        found._rest = self._rest.within(timeout_s)
         return found
-
-    def _use(self, rest: Rest) -> None:
-        self._rest = rest
-        self._reports = PartitionReports(
-            rest, lambda topic: self.partitioned_metadata(topic).partitions
-        )
 
     def __enter__(self) -> Admin:
         return self
@@ -416,7 +341,7 @@ class Admin(TopicAdmin):
         return _partition_stats(self._rest.get(f"{partition.rest_path}/stats", **_STATS))
 
     def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
-        found = self._reports.read(topic, _STATS)
+        found = self._stats_of_all(topic, _STATS)
         return {index: _partition_stats(stats) for index, stats in found.items()}
 
     def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
@@ -425,7 +350,7 @@ class Admin(TopicAdmin):
         A topic without partitions counts as its own partition; a missing topic has none.
         """
         try:
-            reported = self._reports.read(topic, {})
+            reported = self._stats_of_all(topic, {})
             found = {topic.partition(index): stats for index, stats in reported.items()}
         except NotFoundError:
             try:
@@ -433,6 +358,42 @@ class Admin(TopicAdmin):
             except NotFoundError:
                 return {}
         return {name: int(stats.get("msgInCounter", 0)) for name, stats in found.items() if stats}
+
+    def _stats_of_all(self, topic: TopicName, query: Mapping[str, str]) -> dict[int, Any]:
+        """Return the statistics by partition; partitions that do not exist are left out.
+
+        Raises:
+            BrokerUnreachableError: the broker of a partition does not answer.
+        """
+        found: dict[int, Any] = {}
+        partitions = None
+        if time.monotonic() >= self._one_by_one_until_s:
+            path = f"{topic.rest_path}/partitioned-stats"
+            try:
+                value = self._rest.within(_ALL_S).get(path, perPartition="true", **query)
+            except BrokerUnreachableError:
+                self._one_by_one_until_s = time.monotonic() + _ONE_BY_ONE_S
+            else:
+                partitions = int((value.get("metadata") or {}).get("partitions", 0))
+                for name, stats in value["partitions"].items():
+                    index = TopicName.parse(name).partition_index
+                    if index is not None and stats:
+                        found[index] = stats
+        if partitions is None:
+            partitions = self.partitioned_metadata(topic).partitions
+            if not partitions:
+                raise NotFoundError(f"{topic.full} has no partitions", status=404)
+
+        def ask(index: int) -> Any:
+            path = f"{topic.partition(index).rest_path}/stats"
+            try:
+                return self._rest.within(_ONE_S).get(path, **query)
+            except NotFoundError:
+                return None
+
+        missing = [index for index in range(partitions) if index not in found]
+        answers = zip(missing, in_parallel(ask, missing), strict=True)
+        return found | {index: stats for index, stats in answers if stats}
 
     # --- stored messages ---------------------------------------------------------------------
 

@@ -355,3 +355,68 @@ def test_the_delay_policy_of_a_namespace_counts_without_policies_of_topics(serve
     assert "/namespaces/" in server.seen[-1][1]
     with pytest.raises(PermissionDeniedError):
         script(server, reply(403, {"reason": "no"})).delayed_delivery(TOPIC)
+
+
+# -- statistics of partitions
+
+
+class Brokers:
+    """The answers of brokers to requests for statistics of three partitions.
+
+    Attributes:
+        hangs: True if no broker gives the statistics of all partitions in time.
+        away: partitions whose broker is dead.
+        gone: partitions that do not exist.
+        together: number of requests for all partitions.
+    """
+
+    def __init__(
+        self, server: Server, hangs: bool, away: tuple[int, ...] = (), gone: tuple[int, ...] = ()
+    ) -> None:
+        self.hangs, self.away, self.gone = hangs, away, gone
+        self.together, self.dead = 0, nobody()
+        self.admin = Admin(server.url)
+        server.answer = self.answer
+
+    def answer(self, method: str, path: str) -> Answer:
+        path = path.partition("?")[0]
+        index = int(path[-len("0/stats")]) if "-partition-" in path else None
+        if path.endswith("partitioned-stats"):
+            self.together += 1
+        if index in self.away or (index is None and path.endswith("stats") and self.hangs):
+            return 307, {"Location": self.dead + path}, b""
+        if index in self.gone:
+            return reply(404, {"reason": "no such partition"})
+        if index is not None:
+            return reply(200, {"msgInCounter": index + 1})
+        left = {0, 1, 2}.difference(self.away, self.gone)
+        found = {TOPIC.partition(each).full: {"msgInCounter": each + 1} for each in left}
+        # The broker names the topic itself if it has the statistics of no partition.
+        partitions = 3 if path.endswith("/partitions") else found or {TOPIC.full: {}}
+        return reply(200, {"metadata": {"partitions": 3}, "partitions": partitions})
+
+    def messages(self) -> dict[int | None, int]:
+        found = self.admin.messages_in(TOPIC)
+        return {name.partition_index: count for name, count in found.items()}
+
+
+@pytest.mark.parametrize(("pause_s", "together"), [(30.0, 1), (0.0, 3)])
+def test_partitions_are_asked_one_by_one_for_a_while_after_an_answer_that_did_not_come(
+    server: Server, monkeypatch: pytest.MonkeyPatch, pause_s: float, together: int
+) -> None:
+    monkeypatch.setattr("delaylevel.cluster.rest.admin._ONE_BY_ONE_S", pause_s)
+    brokers = Brokers(server, hangs=True)
+    for _ in range(3):
+        assert brokers.messages() == {0: 1, 1: 2, 2: 3}
+    assert brokers.together == together
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_only_a_partition_that_does_not_exist_is_left_out(server: Server, hangs: bool) -> None:
+    """One without an answer may exist: a topic of which no partition is served is not missing."""
+    assert Brokers(server, hangs, gone=(2,)).messages() == {0: 1, 1: 2}
+    for away in ((1,), (0, 1, 2)):
+        brokers = Brokers(server, hangs, away)
+        with pytest.raises(BrokerUnreachableError) as caught:
+            brokers.messages()
+        assert caught.value.address == brokers.dead.removeprefix("http://")
