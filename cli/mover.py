@@ -198,7 +198,7 @@ def status(settings: Settings, topic: str, name: str | None, output: str) -> Non
         for item in at.instances
     ]
     view = {
-        "function": at.function,
+        "function": called,
         "level_topic": described.topic,
         "running": f"{at.running} of {len(at.instances)}",
         "backlog_entries": at.level.backlog_entries,

@@ -48,15 +48,11 @@ class FunctionStatus:
     """A deployed Function at one moment.
 
     Attributes:
-        function: ``tenant/namespace/name``.
-        config: its configuration on the worker.
         instances: the instances by number.
         level: status of its level topic.
         problems: problems with their remedies, a line each.
     """
 
-    function: str
-    config: Mapping[str, Any]
     instances: tuple[InstanceStatus, ...]
     level: LevelTopicStatus
     problems: tuple[str, ...]
@@ -94,9 +90,7 @@ def status(
             answer, error_text = {}, error.reason
     instances = instances_of(answer, parallelism, error_text)
     level = levelstatus.status(admin, description, now_ms)
-    return FunctionStatus(
-        function, config, instances, level, tuple(problems_of(config, instances, level))
-    )
+    return FunctionStatus(instances, level, tuple(problems_of(config, instances, level)))
 
 
 def instances_of(
