@@ -12,7 +12,14 @@ import pytest
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import LevelTopicError, NotFoundError
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Pauses, Role
+from delaylevel.model.level_topic import (
+    SUBSCRIPTION,
+    FinalWindow,
+    LevelTopicDescription,
+    Mover,
+    Pauses,
+    Role,
+)
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -40,22 +47,33 @@ PAUSED: dict[str, Any] = {"pauses": Pauses((("*", NOW_MS - HOUR_MS),))}
 
 
 class Reported:
-    """An admin interface that reports the same subscription for all partitions of a kind."""
+    """An admin interface that reports the same subscription for all partitions of a kind.
 
-    def __init__(self, levels: SubscriptionStats, window: SubscriptionStats) -> None:
-        self.levels, self.window = levels, window
+    It reports what a broker was seen to report: a mover that was connected leaves the type of its
+    subscription behind, and one that moved messages the time; both until the broker opens the topic
+    again. The acknowledged position stays.
+    """
+
+    def __init__(
+        self, levels: SubscriptionStats, window: SubscriptionStats, acknowledged: int = -1
+    ) -> None:
+        self.levels, self.window, self.acknowledged = levels, window, acknowledged
 
     def partitioned_stats(self, topic: Any) -> dict[int, PartitionStats]:
         found = self.window if topic.local.endswith("-window") else self.levels
-        return {index: PartitionStats(0, {"delaylevel": found}) for index in range(40)}
+        return {index: PartitionStats(100, {"delaylevel": found}) for index in range(40)}
 
     def mark_delete_position(self, partition: Any, subscription: str) -> Position:
-        return Position(7, -1, -1)
+        return Position(7, self.acknowledged, -1)
 
 
-def waiting(since_ms: int) -> SubscriptionStats:
-    """Return the statistics of a running process with a message of that age."""
-    return replace(RUNNING, backlog_entries=1, oldest_publish_ms=NOW_MS - since_ms)
+def waiting(since_ms: int, of: SubscriptionStats = RUNNING, **changes: Any) -> SubscriptionStats:
+    """Return the statistics of a running process, or another, with a message of that age."""
+    return replace(of, backlog_entries=1, oldest_publish_ms=NOW_MS - since_ms, **changes)
+
+
+# A mover was connected, and moved nothing.
+GONE = replace(IDLE, type="Exclusive")
 
 
 @pytest.mark.parametrize(
@@ -72,6 +90,20 @@ def waiting(since_ms: int) -> SubscriptionStats:
             [
                 f"no mover is running for orders: `delaylevel mover deploy {LEVEL_TOPIC}`",
                 f"no dispatcher is running for orders: `delaylevel dispatcher run {LEVEL_TOPIC}`",
+            ],
+        ),
+        (RUNNING, IDLE, {"final_window": FinalWindow.BROKER}, []),
+        # -- movers that run at intervals
+        (GONE, RUNNING, {}, []),
+        (replace(IDLE, acknowledged_ms=NOW_MS - 60_000), RUNNING, {}, []),
+        (waiting(HOUR_MS // 12, GONE), RUNNING, {}, []),
+        (
+            waiting(3 * HOUR_MS, GONE, acknowledged_ms=NOW_MS - 3 * HOUR_MS // 2),
+            RUNNING,
+            {},
+            [
+                "no mover is running for orders (the last one moved messages 1h30m ago), and "
+                "hand-offs are overdue by 2h05m: `delaylevel run orders`"
             ],
         ),
         # -- stale ones. The finest level's first partition hands off after an hour; the lead is
@@ -113,6 +145,12 @@ def test_a_line_for_each_missing_or_stale_host_names_the_command(
     assert all(words in line for words, line in zip(lines, found, strict=True))
     running = {"mover": levels, "dispatcher": window}
     assert all(each.stale == bool(running[each.kind].consumers) for each in missing)
+
+
+def test_a_mover_counts_that_had_the_topic_before_the_broker_opened_it_again() -> None:
+    admin: Any = Reported(IDLE, RUNNING, acknowledged=12)
+    at = status(admin, describe(), NOW_MS, as_described=False)
+    assert missing_hosts(admin, at, "orders") == ()
 
 
 def everything(admin: Any, description: LevelTopicDescription) -> LevelTopicStatus:
