@@ -166,52 +166,45 @@ class Membership:
     def read_group(self) -> GroupState:
         """Enter the group, and read it and the owners; refuse one with another guarantee."""
         if self._reader is None:
-            self._enter()
-        found = self._read_members()
-        self._check(found)  # one that was away when this one entered may have come back
-        members = sorted(found)
+            self._read_members()
+            prefix = f"{_PREFIX}{self._delivery}~{self.name}~"
+            try:
+                self._reader = open_idle_reader(self._client, self._first.full, prefix)
+            except ClientError as error:
+                raise BrokerError(f"cannot read {self._first} ({error.name})") from error
+            try:
+                self._read_members()  # of two that enter at once, one sees the other
+            except BaseException:
+                self.close()
+                raise
+        members = self._read_members()  # one that was away before may have come back
         try:
             rows = window_stats(self._admin, self._description)
         except BrokerUnreachableError:
-            return GroupState(tuple(members), *self._each_owner())
+            return GroupState(members, *self._each_owner())
         owners = {row.partition: row.consumers[0] for row in rows if row.consumers}
-        return GroupState(tuple(members), owners)
+        return GroupState(members, owners)
 
     def is_still(self, members: Collection[str]) -> bool:
         """Return True if the group has the same members as before; it was entered before."""
-        return self._read_members().keys() == set(members)
+        return self._read_members() == tuple(sorted(members))
 
-    def _enter(self) -> None:
-        self._check(self._read_members())
-        prefix = f"{_PREFIX}{self._delivery}~{self.name}~"
-        try:
-            self._reader = open_idle_reader(self._client, self._first.full, prefix)
-        except ClientError as error:
-            raise BrokerError(f"cannot read {self._first} ({error.name})") from error
-        try:
-            self._check(self._read_members())  # of two that enter at once, one sees the other
-        except BaseException:
-            self.close()
-            raise
-
-    def _check(self, members: Mapping[str, str]) -> None:
-        for name, delivery in members.items():
+    def _read_members(self) -> tuple[str, ...]:
+        """Return the members in order; refuse a group with another delivery guarantee."""
+        stats = self._admin.partition_stats(self._first)
+        members: list[str] = []
+        for reader, each in sorted(stats.subscriptions.items()):
+            if not (reader.startswith(_PREFIX) and each.consumers):
+                continue
+            delivery, _, name = reader.removeprefix(_PREFIX).rpartition("~")[0].partition("~")
             if delivery != self._delivery:
                 raise LevelTopicError(
                     f"dispatcher {name} serves level topic {self._description.topic} with delivery "
                     f"{delivery!r}, and this one has {self._delivery!r}: all dispatchers of a "
                     "level topic need the same --delivery. Use that one, or stop the others"
                 )
-
-    def _read_members(self) -> dict[str, str]:
-        """Return the delivery guarantee of each member, by name."""
-        stats = self._admin.partition_stats(self._first)
-        found = (
-            reader.removeprefix(_PREFIX).rpartition("~")[0].partition("~")
-            for reader, each in stats.subscriptions.items()
-            if reader.startswith(_PREFIX) and each.consumers
-        )
-        return {name: delivery for delivery, _, name in found}
+            members.append(name)
+        return tuple(sorted({*members}))
 
     def _each_owner(self) -> tuple[dict[int, str], frozenset[int]]:
         """Return the owners of the window partitions that are served, and the other partitions."""

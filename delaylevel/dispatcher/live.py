@@ -174,7 +174,7 @@ class LiveQueries:
                 if reason:
                     missing[index] = reason
                 else:
-                    asked[index] = owner.events.ask(partial(_view, wanted))
+                    asked[index] = owner.events.ask(lambda queue: QueueView(queue, wanted))
             wait(asked.values(), _TIMEOUT_S)
             for index, answer in asked.items():
                 if answer.done():
@@ -333,10 +333,6 @@ def _position(packed: int) -> list[int] | None:
         return None
     ledger, entry = unpack(np.array([packed], dtype=np.int64))
     return [int(ledger[0]), int(entry[0]) >> _BATCH_BITS, int(entry[0]) & _BATCH_MASK]
-
-
-def _view(wanted: Range, delay_queue: DelayQueue) -> QueueView:
-    return QueueView(delay_queue, wanted)
 
 
 def _close(answer: Future[QueueView]) -> None:

@@ -293,7 +293,25 @@ class PartitionOwner:
         """
         if event is not None or self.events:
             self._stir()
-        self._take_events(event)
+        fetched = 0
+        while fetched < 2:
+            event = self.events.get_nowait() if event is None else event
+            if event is None:
+                break
+            if isinstance(event, FetchedBatch):
+                fetched += 1
+                self._offer(event)
+            elif isinstance(event, EntryEnd):
+                self._entry_end = pack(event.ledger_id, event.entry_id)
+            elif event is CAUGHT_UP:
+                self._end_recovery()
+                self.stats.set(caught_up=True)
+            elif isinstance(event, Exception):
+                reason = str(event) or error_name(event)
+                raise BrokerError(f"reading {self.topic} ended: {reason}") from event
+            elif callable(event):
+                event(self._queue)
+            event = None
         self.process_outcomes()
         if not self.caught_up and self.host.now_s() - self._started_s > _CATCH_UP_S:
             log.warning("%s: publishing before everything is read", self.topic)
@@ -459,28 +477,6 @@ class PartitionOwner:
         if not self.caught_up:
             self.caught_up = True
             self.stats.set(state=self._disk_state or "releasing")
-
-    def _take_events(self, event: Any) -> None:
-        fetched = 0
-        while fetched < 2:
-            if event is None:
-                event = self.events.get_nowait()
-                if event is None:
-                    return
-            if isinstance(event, FetchedBatch):
-                fetched += 1
-                self._offer(event)
-            elif isinstance(event, EntryEnd):
-                self._entry_end = pack(event.ledger_id, event.entry_id)
-            elif event is CAUGHT_UP:
-                self._end_recovery()
-                self.stats.set(caught_up=True)
-            elif isinstance(event, Exception):
-                reason = str(event) or error_name(event)
-                raise BrokerError(f"reading {self.topic} ended: {reason}") from event
-            elif callable(event):
-                event(self._queue)
-            event = None
 
     def _offer(self, batch: FetchedBatch) -> None:
         with contextlib.nullcontext() if self.caught_up else TURNS.take(self.partition):

@@ -226,19 +226,11 @@ class WaitingQueues:
     def take(self, target: TargetKey, count: int) -> Columns:
         """Remove the first messages of a target; return due times, packed positions and records."""
         each = self._queues[target]
-        taken = self._take(each, count)
-        if not len(each):
-            if each.rest is not None:
-                each.rest.segments.close()
-            del self._queues[target]
-        return taken
-
-    def _take(self, each: _Queue, count: int) -> Columns:
+        taken: list[Columns] = []
         if not each.batches:
             assert each.rest is not None
             # All are due, whatever the clock says now.
-            return each.rest.take(max(self._clock.now_ms(), each.rest.last_due_ms), count)
-        taken: list[Columns] = []
+            taken.append(each.rest.take(max(self._clock.now_ms(), each.rest.last_due_ms), count))
         while each.batches and count > 0:
             due_ms, positions, records = each.batches.popleft()
             if len(records) > count:
@@ -248,6 +240,10 @@ class WaitingQueues:
             count -= len(records)
             each.count -= len(records)
             each.size -= sum(map(_size, records))
+        if not len(each):
+            if each.rest is not None:
+                each.rest.segments.close()
+            del self._queues[target]
         return joined(taken)
 
     def close(self) -> None:

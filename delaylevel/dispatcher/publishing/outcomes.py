@@ -126,7 +126,19 @@ class CancellationDesk:
                 self._decide()
         if self._unconfirmed:
             self._send()
-            self._take_confirmed()
+        for sent, outcome, reason in self._outcomes.poll():
+            decision = sent.item
+            if outcome is not SendOutcome.STORED:
+                self._keep(decision, reason)
+                continue
+            if not self._again:
+                self._warning.over()
+            assert decision.outcome is not None
+            self._host.stats.outcome(decision.outcome.status.value)
+            if decision.position is not None:
+                if not self._answered:
+                    self._answer_s = self._now_s() + _ANSWER_S
+                self._answered.append(decision.position)
         if self._answered and (self._now_s() >= self._answer_s or len(self._answered) >= _ANSWERS):
             self.write_answers()
 
@@ -197,22 +209,6 @@ class CancellationDesk:
                 self._keep(decision, reason)
         if ready:
             self._outcomes.flush()
-
-    def _take_confirmed(self) -> None:
-        """Let the cancellations be answered whose outcomes the broker has stored."""
-        for sent, outcome, reason in self._outcomes.poll():
-            decision = sent.item
-            if outcome is not SendOutcome.STORED:
-                self._keep(decision, reason)
-                continue
-            if not self._again:
-                self._warning.over()
-            assert decision.outcome is not None
-            self._host.stats.outcome(decision.outcome.status.value)
-            if decision.position is not None:
-                if not self._answered:
-                    self._answer_s = self._now_s() + _ANSWER_S
-                self._answered.append(decision.position)
 
     def _keep(self, decision: CancelRequest, reason: str) -> None:
         """Keep an outcome that was not stored; it is sent again."""
