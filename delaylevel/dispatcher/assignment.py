@@ -126,6 +126,9 @@ def assign(
     joining: Collection[str] = (),
 ) -> Reassignment:
     """Return the changes for equal shares, also of ``joining`` members, with the fewest moves."""
+    # Each member decides alone, from statistics that may be a moment old. That is safe, because it
+    # gives back only what it has beyond its share and takes only what is free, and the broker lets
+    # one consumer have a partition.
     share = share_of({*group.members, *joining, me}, me, partitions)
     owned = sorted(mine)
     if len(owned) > share:

@@ -264,6 +264,8 @@ class DelayQueue:
         if not len(fetched):
             return OfferResult(0, 0, 0)
         positions = pack(rows[LEDGER], rows[ENTRY])
+        # By position first: a released dead letter has no ID in the memory, and is read again after
+        # a takeover.
         released = self.state.is_released(positions)
         unknown = self.open.unknown(positions, ~released)
         requests = unknown[:0]

@@ -328,6 +328,7 @@ class PartitionOwner:
         """Publish what is due once all is read; return the shortest pause before the next, in s."""
         if not self.caught_up:
             return 0.0
+        # After idle times the description is old. A pause that has begun since holds what is due.
         if self.releases_soon and not self.host.descriptions.is_current():
             return _DESCRIBED_S
         self._release()
@@ -566,6 +567,8 @@ class PartitionOwner:
         if not position or self._journal.stored < self._watermark_record:
             return
         self._watermark_record = 0
+        # An acknowledgement is for a whole entry, and the low watermark may be within one. Only the
+        # fetcher knows if the last message that was read ends its entry.
         end = entry_of(position)
         if position == self._entry_end + 1:
             end = entry_of(self._entry_end).next_entry
@@ -749,7 +752,7 @@ class OwnerTask:
     def _finish(self) -> float:
         """Wait a while for the messages in flight, so that the next owner has less to recover."""
         owner = self.owner
-        while owner.events:
+        while owner.events:  # what was read and not offered, the next owner reads again
             owner.events.get_nowait()
         owner.drain()
         now_s = time.monotonic()

@@ -11,7 +11,7 @@ and of all others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
@@ -240,12 +240,7 @@ class BatchPublisher:
         try:
             self._queue.waiting.put(key, batch)
         except SpillError as error:
-            if self.flights.has_room_aside():
-                self._put_aside(
-                    batch, dict.fromkeys(range(len(batch)), f"it is slow, and {error.reason}")
-                )
-            else:
-                self._queue.waiting.put(key._replace(partition=ASIDE_PARTITION), batch)
+            self._set_aside(batch, key, [f"it is slow, and {error.reason}"] * len(batch))
 
     def _launch(self, batch: DueBatch, key: TargetKey) -> None:
         """Launch a batch of a target that takes messages now."""
@@ -253,10 +248,7 @@ class BatchPublisher:
         if reasons:
             indices = sorted(reasons)
             aside, rest = self._split(batch, indices)
-            if self.flights.has_room_aside():
-                self._put_aside(aside, dict(enumerate(reasons[index] for index in indices)))
-            else:
-                self._queue.waiting.put(key._replace(partition=ASIDE_PARTITION), aside)
+            self._set_aside(aside, key, [reasons[index] for index in indices])
             if rest is None:
                 return
             batch = rest
@@ -276,7 +268,7 @@ class BatchPublisher:
             self._wait(batch, key)
         else:
             self.pool.refuse(key.topic, key.schema, count)
-            self._put_aside(batch, dict.fromkeys(range(len(batch)), count))
+            self._set_aside(batch, key, [count] * len(batch))
 
     def _reasons(self, batch: DueBatch, key: TargetKey) -> dict[int, str]:
         """Return why messages are set aside instead of being sent, by index."""
@@ -298,8 +290,13 @@ class BatchPublisher:
         one, other = batch.divide([first, rest])
         return one, other
 
-    def _put_aside(self, batch: DueBatch, reasons: dict[int, str]) -> None:
-        self._launched.append(Flight(batch, None, refused=reasons))
+    def _set_aside(self, batch: DueBatch, key: TargetKey, reasons: Sequence[str]) -> None:
+        """Launch a batch whose messages are set aside, or let it wait for room there."""
+        if self.flights.has_room_aside():
+            self._launched.append(Flight(batch, None, refused=dict(enumerate(reasons))))
+        else:
+            # In memory: this is little, and nothing else is taken until it has left.
+            self._queue.waiting.put(key._replace(partition=ASIDE_PARTITION), batch)
 
     @property
     def _is_stopped(self) -> bool:
