@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ ACTIONS = (
     "lose", "lose", "fail over", "reconnect", "pass time",
     "expiring", "expiring", "pause", "pause all", "resume", "resume", "spread",
 )  # fmt: skip
+TAKEOVERS = (
+    "takeover", "hand over", "suspend", "race", "cancel and takeover", "crash", "own fails",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -67,14 +71,33 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
     producers: list[Producer] = [
         each for each in run.broker.producers if target_of(each.topic.name) == target
     ]
-    if action == "send":
-        run.send(amount, target, too_big=amount == 1)
+    rng = random.Random(amount)
+    simple: dict[str, Callable[[], object]] = {
+        "send": lambda: run.send(amount, target, too_big=amount == 1),
+        "work": run.work,
+        "wait": lambda: run.wait(amount),
+        "own": run.own_topics_answer,
+        "held": run.bring_back,
+        "reconnect": run.reconnect,
+        "journal": lambda: run.journal.store(amount),
+        "pause": lambda: run.pause(target),
+        "pause all": run.pause,
+        "resume": lambda: run.resume(ALL if amount % 2 else target),
+        "spread": lambda: run.resume(
+            ALL if amount % 2 else target, (100, 1_000, 3_000)[amount % 3]
+        ),
+        "takeover": lambda: run.takeover(rng),
+        "hand over": lambda: run.hand_over(amount // 2, rng),
+        "suspend": lambda: run.suspend(0.2 + 0.4 * amount, rng),
+        "own fails": lambda: run.fail_own_topics(amount),
+    }
+    if run.replaced and action in TAKEOVERS:
+        return  # a new process does not know that a topic was deleted just now
+    if action in simple:
+        simple[action]()
     elif action == "publish":
         run.send(amount, target, too_big=amount == 1)
-        for _ in range(3):
-            run.work()
-            run.wait(0.02)
-            run.cycle()
+        run.turn_several(3)
     elif action == "run":
         run.work()
         run.cycle()
@@ -82,8 +105,6 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
     elif action == "cycle":
         run.wait(0.02)
         run.cycle()
-    elif action == "work":
-        run.work()
     elif action == "store":
         for producer in producers:
             producer.store(amount)
@@ -96,8 +117,8 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
             producer.store(amount)
             producer.fail(pulsar.Result.ProducerBlockedQuotaExceededException)
         topic.refuses = True
-    elif action == "refuse":
-        topic.refuses = True
+    elif action in ("refuse", "accept"):
+        topic.refuses = action == "refuse"
     elif action == "lose":
         # The broker of the target dies, perhaps while messages are sent to it.
         run.send(amount // 2, target, too_big=False)
@@ -107,16 +128,12 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
     elif action == "fail over":
         run.fail_over()
         run.turn_several(amount)
-    elif action == "reconnect":
-        run.reconnect()
     elif action == "pass time":
         # Until producers without a connection are replaced, or their target is refused.
         for _ in range(8 * (amount + 1)):
             run.wait(0.9)
             run.work()
             run.cycle()
-    elif action == "accept":
-        topic.refuses = False
     elif action == "forget":
         # The broker forgets producers that have been away for hours; none of their messages is
         # without an outcome then.
@@ -128,27 +145,12 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         if replacing:
             run.own_topics_answer()
             run.replace(target)
-    elif action == "takeover":
-        # A new process does not know that a topic was deleted just now.
-        if not run.replaced:
-            run.takeover(random.Random(amount))
-    elif action == "wait":
-        run.wait(amount)
-    elif action == "own":
-        run.own_topics_answer()
-    elif action == "own fails":
-        # A process that starts again does not know that a topic was deleted just now.
-        if not run.replaced:
-            run.fail_own_topics(amount)
     elif action == "disk":
         run.disk_full = not run.disk_full
     elif action == "ahead":
         # Some of them are sent, and the others follow.
         run.send(amount, target, too_big=False, due_in_ms=(250, 60, 120))
-        for _ in range(3):
-            run.work()
-            run.wait(0.02)
-            run.cycle()
+        run.turn_several(3)
     elif action == "soon":
         # They are due before messages that arrived earlier, and the journal is slow.
         run.send(amount, target, too_big=amount == 1, due_in_ms=(30, 15, 100))
@@ -159,11 +161,8 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         run.wait(0.01 * amount)
         run.work()
         run.cycle()
-    elif action == "journal":
-        run.journal.store(amount)
     elif action == "crash":
-        if not run.replaced:
-            run.journal.fails_after = amount
+        run.journal.fails_after = amount
     elif action == "race":
         # A crash just after messages were sent, if their intent was confirmed so soon.
         run.send(2, target, too_big=False, due_in_ms=(15, 100))
@@ -171,14 +170,7 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         run.journal.store(amount // 4)
         run.wait(0.02)
         run.cycle()
-        if not run.replaced:
-            run.takeover(random.Random(amount), worst=True)
-    elif action == "suspend":
-        if not run.replaced:
-            run.suspend(0.2 + 0.4 * amount, random.Random(amount))
-    elif action == "hand over":
-        if not run.replaced:
-            run.hand_over(amount // 2, random.Random(amount))
+        run.takeover(rng, worst=True)
     elif action == "cancel":
         run.cancel(max(len(run.sent) - 1 - amount // 2, 0), target)
         if amount % 2:
@@ -201,8 +193,7 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
             run.cycle()
             run.own_topics_answer()
         run.journal.store(amount // 4)
-        if not run.replaced:
-            run.takeover(random.Random(amount))
+        run.takeover(rng)
     elif action == "copy":
         originals = [each for each in run.window if isinstance(each, WindowMessage)]
         if originals:
@@ -212,19 +203,11 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         # The reader connects again, and reads some messages once more.
         run.offered = max(run.offered - 3 * amount, 0)
         run.cycle()
-    elif action == "held":
-        run.bring_back()
     elif action == "expiring":
         run.send(amount, target, False, "", (10, 250), (30, 200, 1_000, 60_000))
         run.cycle()
-    elif action == "pause":
-        run.pause(target)
-    elif action == "pause all":
-        run.pause()
-    elif action == "resume":
-        run.resume(ALL if amount % 2 else target)
-    elif action == "spread":
-        run.resume(ALL if amount % 2 else target, (100, 1_000, 3_000)[amount % 3])
+    else:
+        raise AssertionError(f"there is no action {action}")
 
 
 def run_all(
