@@ -83,17 +83,60 @@ _DISK_PROBLEMS = {
 }
 
 
-class DispatchCollector:
-    """Collector that reads a dispatcher's statistics at each scrape.
+def overdue_ms(stats: Iterable[OwnerStats], now_ms: int) -> int:
+    """Return the time since the earliest due time of what waits; 0 if nothing is overdue."""
+    times = [each.next_due_ms for each in stats if each.next_due_ms is not None]
+    return max(0, now_ms - min(times, default=now_ms))
+
+
+def problems(
+    group: ServedGroup,
+    found: LevelTopicStatus | None,
+    now_ms: int,
+) -> list[ProblemLine]:
+    """Return the present problems; ``found`` is None if the broker does not report it."""
+    description = group.description
+    lines: list[ProblemLine] = []
+    if group.problem:
+        remedy = f"It tries again. See `delaylevel doctor {shell(description.name.local)}`."
+        lines.append(ProblemLine(f"The dispatcher fails: {group.problem}", remedy))
+    if group.group is None or group.age_s > _OLD_S or found is None:
+        text = "The broker does not report the state of the topics"
+        lines.append(ProblemLine(text, "Check that it runs, and that this host reaches it."))
+    elif unowned := group.unowned:
+        text = f"No dispatcher owns window partition {', '.join(map(str, unowned))}"
+        remedy = "It is acquired within seconds; otherwise the log of this process has why."
+        lines.append(ProblemLine(text, remedy))
+    for index, each in group.stats.items():
+        if each.state in _DISK_PROBLEMS:
+            text, remedy = _DISK_PROBLEMS[each.state]
+            lines.append(ProblemLine(f"Partition {index}: {text}", remedy))
+    late_ms = overdue_ms(group.stats.values(), now_ms)
+    if late_ms >= description.levels.smallest_lead_ms:
+        remedy = (
+            "Its target may be throttled or slow: compare its publish rate with the number of "
+            "due messages. If no target is, start more dispatchers."
+        )
+        text = f"A message in the window is {format_duration(late_ms)} overdue"
+        lines.append(ProblemLine(text, remedy))
+    if found is not None:
+        lines += topic_problems(found)
+    return lines
+
+
+class DispatchReporter:
+    """Reporter of one dispatcher: metrics at each scrape, probes, status page and live queries.
 
     Attributes:
-        reporters: what else the HTTP service tells about the dispatcher.
+        reporters: itself; its collector has no other ones.
     """
 
     def __init__(self, dispatcher: Dispatcher, clock: Clock | None = None) -> None:
         self._dispatcher = dispatcher
         self._clock = clock or SystemClock()
-        self.reporters = (DispatchReporter(dispatcher, self._clock),)
+        self._queries = LiveQueries(dispatcher.groups, self._clock)
+        self._members = StatusCache(lambda described: dispatcher.member_stats(described))
+        self.reporters = (self,)
 
     def collect(self) -> Iterator[Any]:
         """Yield every series, in the form that ``prometheus_client`` expects."""
@@ -152,57 +195,6 @@ class DispatchCollector:
             lateness.add_metric(labels, list(counts), stats.lateness_ms / 1000)
         yield from (held, outcomes, overdue, state, lateness)
         yield refused_series("dispatch", self._dispatcher.refused)
-
-
-def overdue_ms(stats: Iterable[OwnerStats], now_ms: int) -> int:
-    """Return the time since the earliest due time of what waits; 0 if nothing is overdue."""
-    times = [each.next_due_ms for each in stats if each.next_due_ms is not None]
-    return max(0, now_ms - min(times, default=now_ms))
-
-
-def problems(
-    group: ServedGroup,
-    found: LevelTopicStatus | None,
-    now_ms: int,
-) -> list[ProblemLine]:
-    """Return the present problems; ``found`` is None if the broker does not report it."""
-    description = group.description
-    lines: list[ProblemLine] = []
-    if group.problem:
-        remedy = f"It tries again. See `delaylevel doctor {shell(description.name.local)}`."
-        lines.append(ProblemLine(f"The dispatcher fails: {group.problem}", remedy))
-    if group.group is None or group.age_s > _OLD_S or found is None:
-        text = "The broker does not report the state of the topics"
-        lines.append(ProblemLine(text, "Check that it runs, and that this host reaches it."))
-    elif unowned := group.unowned:
-        text = f"No dispatcher owns window partition {', '.join(map(str, unowned))}"
-        remedy = "It is acquired within seconds; otherwise the log of this process has why."
-        lines.append(ProblemLine(text, remedy))
-    for index, each in group.stats.items():
-        if each.state in _DISK_PROBLEMS:
-            text, remedy = _DISK_PROBLEMS[each.state]
-            lines.append(ProblemLine(f"Partition {index}: {text}", remedy))
-    late_ms = overdue_ms(group.stats.values(), now_ms)
-    if late_ms >= description.levels.smallest_lead_ms:
-        remedy = (
-            "Its target may be throttled or slow: compare its publish rate with the number of "
-            "due messages. If no target is, start more dispatchers."
-        )
-        text = f"A message in the window is {format_duration(late_ms)} overdue"
-        lines.append(ProblemLine(text, remedy))
-    if found is not None:
-        lines += topic_problems(found)
-    return lines
-
-
-class DispatchReporter:
-    """Reporter of one dispatcher, for probes, status page and live queries."""
-
-    def __init__(self, dispatcher: Dispatcher, clock: Clock | None = None) -> None:
-        self._dispatcher = dispatcher
-        self._clock = clock or SystemClock()
-        self._queries = LiveQueries(dispatcher.groups, self._clock)
-        self._members = StatusCache(lambda described: dispatcher.member_stats(described))
 
     def alive(self) -> Sequence[ProbeCheck]:
         silent_s = self._dispatcher.silent_s

@@ -19,7 +19,7 @@ from delaylevel.cluster.scheduler import Scheduler
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.processes import Processes
 from delaylevel.dispatcher.service import PAUSES, check_dispatched
-from delaylevel.dispatcher.status import DispatchCollector, start_checks
+from delaylevel.dispatcher.status import DispatchReporter, start_checks
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
@@ -234,9 +234,9 @@ class ServiceCollector:
         def is_dispatched(topic: str) -> bool:
             return any(each.descriptions_of(topic) is not None for each in service.dispatchers)
 
-        self._collectors: list[MoverReporter | DispatchCollector] = [
+        self._collectors: list[MoverReporter | DispatchReporter] = [
             *(MoverReporter(each, is_dispatched) for each in service.movers),
-            *map(DispatchCollector, service.dispatchers),
+            *map(DispatchReporter, service.dispatchers),
         ]
         self.reporters: tuple[Reporter, ...] = tuple(
             reporter for each in self._collectors for reporter in each.reporters

@@ -17,7 +17,7 @@ pytest.importorskip("prometheus_client")
 from delaylevel.consumer import Listeners
 from delaylevel.consumer.metrics import ListenerCollector
 from delaylevel.dispatcher.stats import OwnerStats
-from delaylevel.dispatcher.status import DispatchCollector
+from delaylevel.dispatcher.status import DispatchReporter
 from delaylevel.functions.mover import metrics_of
 from delaylevel.functions.relay import RelayReport
 from delaylevel.metrics import ProducerCollector
@@ -106,7 +106,7 @@ class Serving:
 
 def test_a_waiting_message_is_overdue_only_after_its_time() -> None:
     dispatcher: Any = Dispatching()
-    found = DispatchCollector(dispatcher, ManualClock(8_500)).collect()
+    found = DispatchReporter(dispatcher, ManualClock(8_500)).collect()
     (overdue,) = [family for family in found if family.name.endswith("overdue_seconds")]
     assert [sample.value for sample in overdue.samples] == [7.5, 0, 0]
 

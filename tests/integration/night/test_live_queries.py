@@ -16,7 +16,7 @@ pytest.importorskip("prometheus_client")
 
 
 from delaylevel.dispatcher import Dispatcher
-from delaylevel.dispatcher.status import DispatchCollector
+from delaylevel.dispatcher.status import DispatchReporter
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
@@ -38,7 +38,7 @@ def run(world: RealWorld) -> Iterator[Callable[..., tuple[Dispatcher, int]]]:
 
         def start(description: LevelTopicDescription) -> tuple[Dispatcher, int]:
             dispatcher = world.serving(description).dispatcher
-            return dispatcher, stack.enter_context(serve(DispatchCollector(dispatcher), 0))
+            return dispatcher, stack.enter_context(serve(DispatchReporter(dispatcher), 0))
 
         yield start
 
