@@ -102,6 +102,20 @@ def test_a_cancellation_of_another_due_time_does_not_end_the_wait_of_a_later_one
     assert work(run) == {"id-7": {"unknown", "cancelled"}}
 
 
+def test_a_message_that_comes_after_the_end_of_its_cancellation_is_delivered(
+    run: Simulation,
+) -> None:
+    run.cancel(0, ORDERS, 0)
+    work(run)
+    run.wait(GRACE_MS / 1000)
+    assert work(run) == {"id-0": {"unknown"}}
+    run.send(1, ORDERS, too_big=False)
+    for _ in range(20):
+        run.round()
+    assert run.broker.topics[ORDERS].delivered == ["id-0"]
+    assert run.outcomes() == {"id-0": {"unknown"}}
+
+
 def test_the_last_release_of_each_of_the_last_messages_is_known() -> None:
     times = RecentReleases(most=2_500)
     for at_ms in range(6_000):
