@@ -68,20 +68,6 @@ class GroupState:
 
 
 @dataclass(frozen=True)
-class Reassignment:
-    """The changes that a dispatcher makes to its partitions.
-
-    Attributes:
-        probe: partitions of other members. If a dispatcher tries to acquire one, the broker checks
-            whether the owner is alive.
-    """
-
-    revoke: tuple[int, ...] = ()
-    acquire: tuple[int, ...] = ()
-    probe: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class ServedGroup:
     """A level topic that this process serves, and the owners of its window partitions.
 
@@ -124,22 +110,24 @@ def assign(
     mine: Collection[int],
     partitions: int,
     joining: Collection[str] = (),
-) -> Reassignment:
-    """Return the changes for equal shares, also of ``joining`` members, with the fewest moves."""
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the changes for equal shares, also of ``joining`` members, with the fewest moves.
+
+    Returns:
+        Partitions to give up, and those to acquire; and those of other members, to probe: if a
+        dispatcher tries to acquire one, the broker checks whether its owner is alive.
+    """
     # Each member decides alone, from statistics that may be a moment old. That is safe, because it
     # gives back only what it has beyond its share and takes only what is free, and the broker lets
     # one consumer have a partition.
     share = share_of({*group.members, *joining, me}, me, partitions)
     owned = sorted(mine)
     if len(owned) > share:
-        return Reassignment(revoke=tuple(owned[share:]))
+        return owned[share:], [], []
     others = [index for index in range(partitions) if index not in mine]
     taken = {*group.owners, *group.unknown}
     free = [index for index in others if index not in taken]
-    return Reassignment(
-        acquire=tuple(free[: share - len(owned)]),
-        probe=tuple(index for index in others if index in group.owners),
-    )
+    return [], free[: share - len(owned)], [index for index in others if index in group.owners]
 
 
 def default_name() -> str:

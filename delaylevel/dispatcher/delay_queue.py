@@ -70,18 +70,6 @@ class UnresolvedIntents:
         """The intents that are not resolved."""
         return list(self._intents.values())
 
-    @property
-    def targets(self) -> set[str]:
-        """Names of the targets of the intents."""
-        return {intent.target for intent in self._intents.values()}
-
-    def contains(self, positions: Int64s) -> Mask:
-        """Return which packed positions are withheld, shape (n,)."""
-        withheld = np.zeros(positions.size, dtype=np.bool_)
-        if self.withheld:
-            withheld[:] = [item in self.withheld for item in positions.tolist()]
-        return withheld
-
     def keep(self, position: int, due_ms: int, record: MessageRecord) -> None:
         """Keep a withheld message that was read again."""
         # It is not among the pending ones: if the broker has it, nothing must publish it again.
@@ -336,7 +324,7 @@ class DelayQueue:
         """
         if target and first < self.state.next_sequence(target):
             raise InvalidInputError(f"sequence ID {first} of target {target} was used before")
-        if target and target in self.unresolved.targets:
+        if target and any(each.target == target for each in self.unresolved.intents):
             raise InvalidInputError(f"target {target} has an intent from before the takeover")
         ids = IdColumns.of(batch.records)
         self._launch(batch, ids)
@@ -437,7 +425,9 @@ class DelayQueue:
     def _add(self, fetched: FetchedBatch, rows: Rows, positions: Int64s, tracked: Int64s) -> None:
         """Add the tracked rows, except those in unresolved intents."""
         records = fetched.records
-        withheld = self.unresolved.contains(positions[tracked])
+        withheld = np.zeros(tracked.size, dtype=np.bool_)
+        if self.unresolved.withheld:
+            withheld[:] = [each in self.unresolved.withheld for each in positions[tracked].tolist()]
         index = tracked[~withheld]
         if index.size:
             some = rows[:, index] if index.size < rows.shape[1] else rows

@@ -546,20 +546,19 @@ class Dispatcher:
             raise
         topic.group, topic.group_s = group, time.monotonic()
         topic.lost.intersection_update(group.unknown)
-        moves = assign(
+        revoke, acquire, probe = assign(
             group,
             topic.membership.name,
             topic.owners.keys(),
             topic.description.window_partitions,
             topic.processes if now < self._begun_s + JOINING_S else (),
         )
-        self._revoke([(topic, index) for index in moves.revoke])
-        wanted = list(moves.acquire)
-        if moves.probe and now >= topic.probe_s:
+        self._revoke([(topic, index) for index in revoke])
+        if probe and now >= topic.probe_s:
             topic.probe_s = now + _PROBE_S
             topic.probes += 1
-            wanted.append(moves.probe[topic.probes % len(moves.probe)])
-        self._acquire_due(topic, wanted, now)
+            acquire.append(probe[topic.probes % len(probe)])
+        self._acquire_due(topic, acquire, now)
 
     def _acquire_due(self, topic: ServedTopic, partitions: Sequence[int], now: float) -> None:
         """Acquire what is not left to others after a failure; raise the first error at the end."""

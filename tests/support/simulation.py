@@ -726,7 +726,7 @@ class Simulation:
         # It has lost the partition, if its journal had not failed before.
         with contextlib.suppress(BrokerError):
             owner.take_in()  # it may repeat what it has set aside before
-            set_aside._places.put = put_aside  # type: ignore[assignment, method-assign]
+            set_aside.put = put_aside  # type: ignore[assignment, method-assign]
             owner.release()
             owner.tidy_up()
         owner._queue.close()

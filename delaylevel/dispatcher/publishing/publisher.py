@@ -28,7 +28,7 @@ from delaylevel.structures.segments.pending import SpillError
 
 from .flights import Flight, Flights, PoolItem, is_below_limits
 from .set_aside import SetAsideTopics
-from .targets import PauseGate, TargetPartitions, by_partition, by_target, paused_key
+from .targets import PauseGate, TargetPartitions, by_target, paused_key
 
 #: A target that needs longer for what is in flight is slow: its messages make way for others.
 SLOW_S = 0.5
@@ -262,7 +262,7 @@ class BatchPublisher:
         assert self._partitions is not None
         count = self._partitions.count(key.topic)
         if isinstance(count, int):
-            for each, part in by_partition(batch, key, count, self._partitions):
+            for each, part in self._partitions.divide(batch, key, count):
                 self._launch_or_wait(part, each)
         elif count is None:  # the reason has just become old
             self._wait(batch, key)

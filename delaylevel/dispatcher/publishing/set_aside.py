@@ -22,30 +22,22 @@ Owner = TypeVar("Owner")
 _RETRY_S = 1.0
 
 
-class SetAsideTopics(Generic[Owner]):
+class SetAsideTopics(OwnPlaces[tuple[Owner, int]], Generic[Owner]):
     """The held and the dead-letter topic of a level topic."""
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        super().__init__(host.client, host.description, host.clock, host.loop)
+        self._stats = host.stats
         self._dead_letters = host.description().dead_letter_topic.partition(0).full
-        self._places: OwnPlaces[tuple[Owner, int]] = OwnPlaces(
-            host.client, host.description, host.clock, host.loop
-        )
         self._again: list[Carried[tuple[Owner, int]]] = []
         self._again_s = 0.0
         self._warning = RepeatedWarning(log, f"{self._dead_letters} or its held topic")
 
     @property
-    def owes_answers(self) -> bool:
-        """True if callbacks are about to come."""
-        return self._places.owes_answers
-
-    @property
     def load(self) -> tuple[int, int]:
         """Number and bytes of the messages that are not confirmed."""
-        messages, size = self._places.load
-        again = sum(carried.size for carried in self._again)
-        return messages + len(self._again), size + again
+        messages, size = super().load
+        return messages + len(self._again), size + sum(each.size for each in self._again)
 
     def send(
         self, owner: Owner, messages: Sequence[WindowMessage], refused: Mapping[int, str]
@@ -69,14 +61,14 @@ class SetAsideTopics(Generic[Owner]):
             if place.topic:
                 sent += 1
                 envelope = message.envelope if message.target else None
-                self._places.put(Carried((owner, index), message, envelope, placed))
-        self._places.flush()
+                self.put(Carried((owner, index), message, envelope, placed))
+        self.flush()
         return sent, counted
 
     def _placed(self, message: WindowMessage, reason: str) -> Placed:
-        description = self._host.description()
+        description = self._describe()
         if message.target:
-            now_ms = self._host.clock.now_ms()
+            now_ms = self._clock.now_ms()
             return hop.set_aside(description, message, message.envelope, reason, now_ms)
         letter, properties = description.dead_letter_topic.partition(0).full, message.properties
         return Placed(Place("dead", properties.get(REASON, ""), letter), properties)
@@ -84,36 +76,27 @@ class SetAsideTopics(Generic[Owner]):
     def count(self, counted: Iterable[tuple[str, str]]) -> None:
         """Count messages that are confirmed."""
         for counter, key in counted:
-            self._host.stats.set_aside(counter, key)
+            self._stats.set_aside(counter, key)
 
     def confirmed(self) -> Iterator[tuple[Owner, int, bool]]:
         """Yield owner, index, and if it is a dead letter, of each message that was confirmed."""
         # A message that was not confirmed is sent again. If the owner gave up instead, the next one
         # would publish the messages in flight of every other target again.
-        places = self._places
-        if self._again and self._host.now_s() >= self._again_s:
+        if self._again and self._now_s() >= self._again_s:
             again, self._again = self._again, []
             for carried in again:
                 carried.reason = ""
-                places.put(carried)
-            places.flush()
-        for carried in places.poll():
+                self.put(carried)
+            self.flush()
+        for carried in self.poll():
+            topic = carried.place.topic
             if carried.reason:
-                self._keep(carried)
+                reason = f"{topic} did not confirm ({carried.reason}): its messages are sent again"
+                self._warning.failed(reason)
+                self._again.append(carried)
+                self._again_s = self._now_s() + _RETRY_S
                 continue
             if not self._again:
                 self._warning.over()
-            yield *carried.item, carried.place.topic == self._dead_letters
-        places.flush()  # what was too large for the held topic
-
-    def close(self) -> None:
-        """Close the producers."""
-        self._places.close()
-
-    def _keep(self, carried: Carried[tuple[Owner, int]]) -> None:
-        """Keep a message that its topic did not take; `confirmed` sends it again."""
-        self._warning.failed(
-            f"{carried.place.topic} did not confirm ({carried.reason}): its messages are sent again"
-        )
-        self._again.append(carried)
-        self._again_s = self._host.now_s() + _RETRY_S
+            yield *carried.item, topic == self._dead_letters
+        self.flush()  # what was too large for the held topic

@@ -71,6 +71,17 @@ class TargetPartitions:
         """Return the target partition of a message."""
         return java_string_hash(message.key or message.ordering_key or message.message_id) % count
 
+    def divide(
+        self, batch: DueBatch, key: TargetKey, count: int
+    ) -> Iterator[tuple[TargetKey, DueBatch]]:
+        """Divide a batch of one target by its partitions; ``count`` is 0 for a topic without."""
+        groups: dict[int, list[int]] = {}
+        for index, message in enumerate(batch.messages):
+            groups.setdefault(self.of(message, count) if count else -1, []).append(index)
+        parts = [batch] if len(groups) == 1 else batch.divide(groups.values())
+        for partition, part in zip(groups, parts, strict=True):
+            yield key._replace(partition=partition), part
+
     def _ask(self, topic: str) -> None:
         if topic in self._asked:
             return
@@ -122,18 +133,6 @@ def by_target(batch: DueBatch, *, batched: bool) -> Iterator[tuple[TargetKey, Du
     parts = [batch] if len(groups) == 1 else batch.divide(groups.values())
     for (target, schema, compression, alone), part in zip(groups, parts, strict=True):
         yield TargetKey(target, schema, compression, alone=alone), part
-
-
-def by_partition(
-    batch: DueBatch, key: TargetKey, count: int, partitions: TargetPartitions
-) -> Iterator[tuple[TargetKey, DueBatch]]:
-    """Divide a batch of one target by its partitions; ``count`` is 0 for a topic without."""
-    groups: dict[int, list[int]] = {}
-    for index, message in enumerate(batch.messages):
-        groups.setdefault(partitions.of(message, count) if count else -1, []).append(index)
-    parts = [batch] if len(groups) == 1 else batch.divide(groups.values())
-    for partition, part in zip(groups, parts, strict=True):
-        yield key._replace(partition=partition), part
 
 
 def _have_short_texts(messages: list[WindowMessage]) -> bool:
