@@ -13,7 +13,7 @@ from delaylevel.cli.main import cli
 from support.loading import load
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "alerts.yml"]
 BLOCK = re.compile(r"^```(?:sh|console)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(delaylevel [a-z][^`…]*)`", re.DOTALL)
 

@@ -9,10 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
-from delaylevel.cli.main import cli
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import (
@@ -130,21 +128,12 @@ def _check_value(label: str, operator: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_a_rule_has_a_severity_a_summary_and_valid_commands(rule: dict[str, Any]) -> None:
+def test_a_rule_has_a_severity_and_texts(rule: dict[str, Any]) -> None:
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert re.fullmatch(r"\d+[mh]", rule.get("for", "0m"))
     assert rule["annotations"]["summary"]
-    for command in re.findall(r"`delaylevel ([^`]+)`", rule["annotations"]["description"]):
-        found: click.Command = cli
-        for word in command.split():
-            if isinstance(found, click.Group):
-                child = found.get_command(click.Context(found), word)
-                assert child is not None, command
-                found = child
-            elif word.startswith("--"):
-                options = {name for parameter in found.params for name in parameter.opts}
-                assert word in options, command
+    assert rule["annotations"]["description"]
 
 
 # -- the part of PromQL that docs/alerts.yml uses, evaluated over samples: values at times in s.
