@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -192,40 +191,33 @@ def build(
     The profile ends at ``last_due_ms``, by default the last due time of all parts. If messages were
     counted, it is the one with which the edges were made.
     """
-    found = parts.values()
-    last = max((one.last_due_ms for one in found if one.last_due_ms is not None), default=None)
-    all_exact = all(one.exact for one in found)
+    whole = Distribution()
+    for one in parts.values():
+        whole.merge(one)
+    last = whole.last_due_ms
 
-    def counts(messages: Callable[[Distribution], float]) -> dict[str, int]:
-        return _settled({part.name: round(messages(one)) for part, one in parts.items()})
+    def between(from_ms: int | None, before_ms: int | None) -> dict[str, int]:
+        """Return the messages of each part that are due in a period; None for no bound."""
+        counts = {}
+        for part, one in parts.items():
+            until = one.total if before_ms is None else one.before(before_ms)
+            counts[part.name] = round(until - (0 if from_ms is None else one.before(from_ms)))
+        return _settled(counts)
 
-    overdue = counts(lambda one: one.before(now_ms))
+    overdue = sum(between(None, now_ms).values())
 
     def due_within(label: str, within_ms: int | None) -> DueWithin:
-        by_part = counts(
-            lambda one: one.total if within_ms is None else one.before(now_ms + within_ms)
-        )
+        by_part = between(None, None if within_ms is None else now_ms + within_ms)
         messages = sum(by_part.values())
         # What is overdue is no part of the rate at which messages become due.
-        coming = messages - (sum(overdue.values()) if within_ms else 0)
-        rate = max(0, coming) / within_ms * SECOND if within_ms else None
-        return DueWithin(label, within_ms, messages, by_part, rate, all_exact)
-
-    def bucket(from_ms: int, before_ms: int | None) -> Bucket:
-        by_part = counts(
-            lambda one: (
-                (one.total if before_ms is None else one.before(before_ms)) - one.before(from_ms)
-            )
-        )
-        return Bucket(from_ms, before_ms, sum(by_part.values()), by_part)
+        rate = max(0, messages - overdue) / within_ms * SECOND if within_ms else None
+        return DueWithin(label, within_ms, messages, by_part, rate, whole.exact)
 
     length, times_ms = bucket_edges(now_ms, last if last_due_ms is None else last_due_ms)
-    profile = [bucket(from_ms, before_ms) for from_ms, before_ms in pairwise(times_ms)]
+    periods: list[tuple[int, int | None]] = list(pairwise(times_ms))
     if times_ms and last is not None and last >= times_ms[-1]:
-        profile.append(bucket(times_ms[-1], None))
-    targets: Counter[str] = Counter()
-    for one in found:
-        targets.update(one.targets)
+        periods.append((times_ms[-1], None))
+    buckets = [(period, between(*period)) for period in periods]
     return Horizon(
         topic=topic,
         target=target,
@@ -236,17 +228,17 @@ def build(
             *(due_within(label, within_ms) for within_ms, label in WITHIN),
             due_within("any time", None),
         ),
-        profile=tuple(profile),
+        profile=tuple(Bucket(*period, sum(found.values()), found) for period, found in buckets),
         bucket_ms=length,
-        targets={name: max(0, round(count)) for name, count in sorted(targets.items())},
+        targets={name: max(0, round(count)) for name, count in sorted(whole.targets.items())},
         last_due_ms=last,
-        damaged=round(sum(one.damaged for one in found)),
-        looked_at=sum(one.looked_at for one in found),
-        exact=all_exact,
+        damaged=round(whole.damaged),
+        looked_at=whole.looked_at,
+        exact=whole.exact,
         exact_parts=frozenset(part.name for part, one in parts.items() if one.exact),
         window_by_clock=window_by_clock,
-        cancellations=round(sum(one.cancellations for one in found)),
-        error=round(2 * math.sqrt(sum(one.variance for one in found))),
+        cancellations=round(whole.cancellations),
+        error=round(2 * math.sqrt(whole.variance)),
     )
 
 
