@@ -246,11 +246,10 @@ class TopicTask:
 def check_movable(description: LevelTopicDescription) -> None:
     """Raise LevelTopicError if a Function moves the messages of a level topic."""
     if description.mover is Mover.FUNCTION:
-        name = shell(description.topic)
         raise LevelTopicError(
             f"level topic {description.topic} is moved by a function, which is inside Pulsar: "
-            f"deploy it with `delaylevel mover deploy {name}`; `delaylevel dispatcher run {name}` "
-            "releases its messages"
+            f"deploy it with `delaylevel mover deploy {shell(description.topic)}`; `delaylevel "
+            f"dispatcher run {shell(description.topic)}` releases its messages"
         )
 
 
