@@ -51,6 +51,12 @@ _EXTRAS = {
 }
 
 
+_NOT_REACHED = (
+    "\nIs the cluster running, and are --service-url and --admin-url correct? `delaylevel broker "
+    "start` starts a private broker on this machine."
+)
+
+
 class WrongInput(click.ClickException):
     """Error for input that cannot be used."""
 
@@ -62,12 +68,6 @@ class NotReached(click.ClickException):
 
     exit_code = 3
 
-    def __init__(self, message: str) -> None:
-        super().__init__(
-            f"{message}\nIs the cluster running, and are --service-url and --admin-url correct? "
-            "`delaylevel broker start` starts a private broker on this machine."
-        )
-
 
 def translate(error: BaseException) -> click.ClickException | None:
     """Return the command line's error for an exception, or None for a bug in this program.
@@ -76,13 +76,12 @@ def translate(error: BaseException) -> click.ClickException | None:
     """
     text = str(error) or type(error).__name__
     if isinstance(error, BrokerUnreachableError):
-        return NotReached(text)
-    if isinstance(error, MessageTooLargeError):
-        return click.ClickException(text)
-    if isinstance(error, InvalidInputError) and not isinstance(error, BrokerError):
-        return WrongInput(text)
+        return NotReached(text + _NOT_REACHED)
     if isinstance(error, DelayLevelError):
-        return click.ClickException(text)
+        wrong = isinstance(error, InvalidInputError)
+        # What the broker refuses, or cannot store, is no wrong usage.
+        other = isinstance(error, (BrokerError, MessageTooLargeError))
+        return (WrongInput if wrong and not other else click.ClickException)(text)
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
         extra = _EXTRAS.get(name)
@@ -93,10 +92,8 @@ def translate(error: BaseException) -> click.ClickException | None:
     if isinstance(error, getattr(sys.modules.get("pulsar"), "PulsarException", ())):
         name = type(error).__name__
         if name in _UNREACHABLE_CLIENT_ERRORS:
-            return NotReached(
-                "the broker does not answer, or it refuses the token; the Pulsar client reports "
-                f"only {name}"
-            )
+            text = "the broker does not answer, or it refuses the token; the Pulsar client reports"
+            return NotReached(f"{text} only {name}{_NOT_REACHED}")
         return click.ClickException(f"the Pulsar client reports {name}: {text}")
     return None
 

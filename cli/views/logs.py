@@ -77,7 +77,9 @@ def configure(log_format: str, level: int) -> None:
     logging.basicConfig(handlers=[handler], level=level)
     # On a terminal, the client's lines share the writer of the lines that are drawn in place.
     plain = _print_line if sys.stderr.isatty() else None
-    logs.redirect(_log_client_line if _json else plain)
+    # A line of the client has its own time and level in it.
+    own = partial(_print_json, "pulsar", logging.INFO)
+    logs.redirect(own if _json else plain)
     logging.captureWarnings(_json)
     if _json:
         sys.excepthook = _log_crash
@@ -96,17 +98,11 @@ def is_json() -> bool:
 
 def tell(message: str, level: int = logging.INFO) -> None:
     """Print a message of the program on stderr, whatever the level of the log."""
-    if not _json:
-        _print_line(_for_people(message))
+    if _json:
+        _print_json(PROGRAM, level, message)
         return
-    record = logging.LogRecord(PROGRAM, level, "", 0, message, None, None)
-    _print_line(JsonFormatter().format(record))
-
-
-def _for_people(message: str) -> str:
-    """Return a message with its lines wrapped between words, if stderr is a terminal."""
     width = width_of(sys.stderr)
-    return "\n".join(wrapped(line, width) for line in message.splitlines())
+    _print_line("\n".join(wrapped(line, width) for line in message.splitlines()))
 
 
 def _print_line(line: str) -> None:
@@ -115,9 +111,8 @@ def _print_line(line: str) -> None:
         click.echo(line, err=True)
 
 
-def _log_client_line(line: str) -> None:
-    """Log a line of the Pulsar client, which has its own time and level in it."""
-    record = logging.LogRecord("pulsar", logging.INFO, "", 0, line, None, None)
+def _print_json(logger: str, level: int, message: str) -> None:
+    record = logging.LogRecord(logger, level, "", 0, message, None, None)
     _print_line(JsonFormatter().format(record))
 
 
