@@ -53,7 +53,7 @@ def to_stderr(level: pulsar.LoggerLevel | None = None) -> pulsar.FileLogger:
     if level is None:
         level = pulsar.LoggerLevel.Error
     if _take_line is not None:
-        return pulsar.FileLogger(level, _pipe_to(_LineWriter(_take_line).write))
+        return pulsar.FileLogger(level, _pipe_to(_in_lines(_take_line)))
     try:
         with open(_STDERR, "ab"):
             pass
@@ -75,18 +75,17 @@ def for_verbosity(verbosity: int) -> pulsar.FileLogger:
     return to_stderr(pulsar.LoggerLevel.Debug if verbosity > 1 else pulsar.LoggerLevel.Info)
 
 
-class _LineWriter:
-    """Text of a client's log, cut into lines."""
+def _in_lines(take_line: Callable[[str], None]) -> Callable[[bytes], None]:
+    """Return a function that passes on the complete lines of a log, and keeps the rest."""
+    rest = b""
 
-    def __init__(self, take_line: Callable[[str], None]) -> None:
-        self._take_line = take_line
-        self._rest = b""
-
-    def write(self, data: bytes) -> None:
-        """Pass on the complete lines, and keep the rest."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+    def write(data: bytes) -> None:
+        nonlocal rest
+        *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            self._take_line(line.decode(errors="replace"))
+            take_line(line.decode(errors="replace"))
+
+    return write
 
 
 def _write_to_stderr(data: bytes) -> None:

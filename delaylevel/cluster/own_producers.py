@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
@@ -42,21 +42,16 @@ log = logging.getLogger(__name__)
 SINGLE_SETTINGS = {**PRODUCER_SETTINGS, "batching_max_allowed_size_in_bytes": 1}
 
 _SHORT_REASON = 60
+# Properties and compression of a dead letter.
+_Form = tuple[dict[str, str], "str | None"]
 _DISPENSABLE = frozenset((env.SOURCE, TRACEBACK, ERROR))
 
 
-class Form(NamedTuple):
-    """A smaller form of a dead letter, for producers with ``SINGLE_SETTINGS``."""
+def smaller_forms(properties: Mapping[str, str]) -> Iterator[_Form]:
+    """Yield properties and compression of smaller forms of a dead letter, the best one first.
 
-    properties: dict[str, str]
-    compression: str | None
-
-
-def smaller_forms(properties: Mapping[str, str]) -> Iterator[Form]:
-    """Yield the forms of a dead letter that its topic refuses as too large, the best one first.
-
-    Incompressible payloads grow with a compression, and others may fit only with one, which need
-    not be that of the envelope.
+    They are for producers with ``SINGLE_SETTINGS``. Incompressible payloads grow with a
+    compression, and others may fit only with one, which need not be that of the envelope.
     """
     short = {name: value for name, value in properties.items() if name not in _DISPENSABLE}
     if env.REASON in short:
@@ -70,7 +65,7 @@ def smaller_forms(properties: Mapping[str, str]) -> Iterator[Form]:
     compressions = dict.fromkeys((env.compression_of(properties), None, "ZSTD"))
     for smaller in (short, bare):
         for compression in compressions:
-            yield Form(smaller, compression)
+            yield smaller, compression
 
 
 Item = TypeVar("Item")
@@ -101,7 +96,7 @@ class OwnProducers(ProducerPool[_Key, Item]):
         self._dead_letters = dead_letters
         self._without_batches: set[str] = set()  # topics
         # Dead letters in a smaller form: their properties at first, and further forms.
-        self._cuts: dict[Sent[Item], tuple[dict[str, str], Iterator[Form]]] = {}
+        self._cuts: dict[Sent[Item], tuple[dict[str, str], Iterator[_Form]]] = {}
 
     def send(
         self, item: Item, topic: str, message: Payload, properties: dict[str, str]
@@ -164,10 +159,10 @@ class OwnProducers(ProducerPool[_Key, Item]):
             settled = settled._replace(reason=BATCH_TOO_LARGE)
         elif topic == self._dead_letters:
             whole, forms = cut or (sent.properties, smaller_forms(sent.properties))
-            for form in forms:
+            for smaller, compression in forms:
                 self._cuts[sent] = whole, forms
-                sent.properties, sent.deliver_at_ms = form.properties, None
-                self.producer((topic, form.compression, _SINGLE)).put(sent)
+                sent.properties, sent.deliver_at_ms = smaller, None
+                self.producer((topic, compression, _SINGLE)).put(sent)
                 return
             settled = settled._replace(
                 reason=f"too large for {topic}, even without our properties: raise the maximum "

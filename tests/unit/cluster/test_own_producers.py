@@ -97,11 +97,11 @@ def test_a_payload_that_fits_only_when_compressed_is_compressed(
 def test_the_bytes_of_unreadable_fields_and_the_applications_properties_are_never_cut() -> None:
     raw = {UNREADABLE: "the key is not UTF-8", RAW_KEY: "//4="}
     retries = {ATTEMPTS: "1", ERROR: "e", TRACEBACK: "t", ORIGIN_MESSAGE_ID: "1:2:-1:0"}
-    *short, _, bare = smaller_forms({**OWN, **raw, **retries, "mine": "x", REASON: "r" * 80})
+    *short, _, (bare, _) = smaller_forms({**OWN, **raw, **retries, "mine": "x", REASON: "r" * 80})
     kept = {name: value for name, value in retries.items() if name not in (ERROR, TRACEBACK)}
-    assert short[0].properties == {**OWN, **raw, **kept, "mine": "x", REASON: "r" * 60}
-    assert bare.properties == {**raw, "mine": "x"}
-    assert [form.compression for form in short] == [None, "ZSTD"]
+    assert short[0][0] == {**OWN, **raw, **kept, "mine": "x", REASON: "r" * 60}
+    assert bare == {**raw, "mine": "x"}
+    assert [compression for _, compression in short] == [None, "ZSTD"]
 
 
 def test_a_letter_that_no_form_makes_fit_is_an_error_with_the_remedy(
