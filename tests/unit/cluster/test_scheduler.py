@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -110,27 +110,22 @@ def scheduler() -> Iterator[Scheduler]:
 class Steps:
     """A task that counts its steps and can be held."""
 
-    def __init__(self, until: Callable[[], float] = lambda: NEVER) -> None:
-        self._until = until
+    def __init__(self, until_s: float = NEVER) -> None:
+        self._until_s = until_s
         self.begun = threading.Semaphore(0)
         self.go_on = threading.Event()
         self.go_on.set()
         self.at_once = 0
-        self.most_at_once = 0
-        self.threads: set[str] = set()
 
     def __call__(self) -> float:
         self.at_once += 1
-        self.most_at_once = max(self.at_once, self.most_at_once)
-        self.threads.add(threading.current_thread().name)
         self.begun.release()
         assert self.go_on.wait(TIMEOUT_S)
         self.at_once -= 1
-        return self._until()
+        return self._until_s
 
-    def wait(self, times: int = 1) -> None:
-        for _ in range(times):
-            assert self.begun.acquire(timeout=TIMEOUT_S)
+    def wait(self) -> None:
+        assert self.begun.acquire(timeout=TIMEOUT_S)
 
 
 def test_steps_wait_for_each_other_if_no_more_threads_can_be_started(
@@ -158,7 +153,7 @@ def test_steps_wait_for_each_other_if_no_more_threads_can_be_started(
 
 
 def test_removing_waits_for_the_running_step(scheduler: Scheduler) -> None:
-    steps = Steps(lambda: AT_ONCE)
+    steps = Steps(AT_ONCE)
     steps.go_on.clear()
     task = scheduler.task(steps, "held")
     task.wake()
