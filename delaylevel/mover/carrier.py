@@ -263,7 +263,7 @@ class Carrier(OwnPlaces[Item]):
     def poll(self) -> list[Carried[Item]]:
         """Return the messages whose outcome is known since the last call."""
         found: list[Carried[Item]] = []
-        for _, (sent, outcome, reason) in self.targets.poll():
+        for sent, outcome, reason in self.targets.poll():
             if outcome is SendOutcome.STORED:
                 found.append(sent)
             else:

@@ -94,7 +94,7 @@ def test_messages_to_a_target_share_the_outcome_of_their_entry(
     settled: list[Settled] = []
 
     def poll() -> bool:
-        settled.extend(each for _, each in pool.poll())
+        settled.extend(pool.poll())
         return producer.is_open and not producer.messages
 
     at = 0
@@ -135,7 +135,7 @@ def test_a_message_to_a_partitioned_target_does_not_wait_for_the_next_one(
     producer.open()
 
     def poll() -> bool:
-        list(pool.poll())
+        pool.poll()
         return producer.is_open and not producer.messages
 
     eventually(poll, "the target is open", 30)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -194,13 +194,14 @@ class TargetPool(ProducerPool[TargetKey, Item]):
             )
         self._refused[topic, schema] = (reason, self._now_s() + self._pause_s())
 
-    def poll(self) -> Iterator[tuple[TargetKey, Settled]]:
-        """Yield each message whose outcome is known since the last call, with its producer."""
+    def poll(self) -> list[Settled]:
+        """Return the messages whose outcome is known since the last call."""
+        found: list[Settled] = []
         for key, producer in list(self._producers.items()):
             settled = producer.poll()
             self._look_at(key, producer, settled)
-            for each in settled:
-                yield key, each
+            found += settled
+        return found
 
     def close_idle(self, idle_s: float = IDLE_S) -> None:
         """Close the producers without messages that were not used for a while."""

@@ -416,7 +416,7 @@ class Flights:
         refused: list[tuple[Flight, int]] = []
         done: list[Flight] = []
         stored: list[Sent[PoolItem]] = []
-        for _, (sent, outcome, reason) in self._pool.poll():
+        for sent, outcome, reason in self._pool.poll():
             owner, index = sent.item
             if isinstance(owner, Recall):
                 if outcome is SendOutcome.STORED:

@@ -175,7 +175,7 @@ class World:
             self.jobs.pop(0)()
 
     def outcomes(self) -> Outcomes:
-        return [(settled.item.item, settled.outcome.value) for _, settled in self.pool.poll()]
+        return [(settled.item.item, settled.outcome.value) for settled in self.pool.poll()]
 
     def run(self, seconds: float = 0.0, step_s: float = 0.5) -> Outcomes:
         """Do all work for a time, and return the outcomes."""
