@@ -275,6 +275,8 @@ def test_a_producer_that_opens_after_the_end_is_closed(
     for close in door.producer.closes():  # as at the exit of a process
         close(lambda *_: None)
     assert sent.result(60) == Result.AlreadyClosed
+    (partition,) = door.producer._parked.values()
+    eventually(lambda: partition._worker is None, "the end of the thread that opens it")
     level = openings.end()
     eventually(lambda: level.closed, "the close")
     assert level.stored == []
