@@ -42,8 +42,10 @@ _PREFIX, _PREFIX_LENGTH = env.PREFIX, len(env.PREFIX)
 _DUE, _TARGET = env.DUE, env.TARGET
 # As fast as `len`, and it raises a TypeError for values other than strings.
 _length = str.__len__
-# The longest letter has 4 bytes, and a property two texts.
-_LETTER, _PAIR = 4, 2 * FRAMING
+# Bytes of the longest letter, and the letters that take as much as what surrounds a text.
+_LETTER = 4
+_FRAME = FRAMING // _LETTER
+_PAIR = 2 * _FRAME
 
 
 def check_not_expired(expires_ms: int, now_ms: int) -> None:
@@ -248,8 +250,7 @@ class Routing:
             decide, or if the message may be too large to be parked.
         """
         # Nearly every message takes this path, so it avoids calls and intermediate objects.
-        room = self._largest - size
-        if not self._by_service or room < 0:
+        if not self._by_service or size > self._largest:
             return None
         now_ms = self._clock.now_ms()
         if deliver_at is None and type(deliver_after) is timedelta:
@@ -264,23 +265,22 @@ class Routing:
             remaining, due_ms = found - now_ms, found
         if not 0 < remaining <= self._longest_ms or due_ms > LATEST_DUE_MS:
             return None
+        letters = 0
         if properties is not None:
             if type(properties) is not dict:
                 return None
-            letters = 0
             for name, value in properties.items():
                 if name[:_PREFIX_LENGTH] == _PREFIX:
                     return None
-                letters += len(name) + len(value)
-            room -= _LETTER * letters + _PAIR * len(properties)
+                letters += len(name) + len(value) + _PAIR
             own = {**properties, _DUE: str(due_ms), _TARGET: self._target}
         else:
             own = {_DUE: str(due_ms), _TARGET: self._target}
         if partition_key is not None:
-            room -= _LETTER * _length(partition_key) + FRAMING
+            letters += _length(partition_key) + _FRAME
         if ordering_key is not None:
-            room -= _LETTER * _length(ordering_key) + FRAMING
-        if room < 0:
+            letters += _length(ordering_key) + _FRAME
+        if size + _LETTER * letters > self._largest:
             return None
         if message_id is not None:
             own[env.ID] = env.check_id(message_id)
