@@ -77,9 +77,12 @@ class UnresolvedIntents:
 
     def loose(self) -> Columns:
         """Return due times, packed positions and records of the messages that were read again."""
-        due_ms = np.array([due for due, _ in self._offered_again.values()], dtype=np.int64)
-        positions = np.array(list(self._offered_again), dtype=np.int64)
-        return due_ms, positions, [record for _, record in self._offered_again.values()]
+        return self._columns(list(self._offered_again))
+
+    def _columns(self, positions: list[int]) -> Columns:
+        found = [self._offered_again[position] for position in positions]
+        due_ms = np.array([due for due, _ in found], dtype=np.int64)
+        return due_ms, np.array(positions, dtype=np.int64), [record for _, record in found]
 
     def resolve(
         self, number: int, stored: npt.ArrayLike, free_number: int
@@ -94,14 +97,7 @@ class UnresolvedIntents:
             The records, the last of which is its own; the IDs of the messages that are stored; and
             those that are pending again.
         """
-        intent = self._intents.get(number)
-        if intent is None:
-            raise InvalidInputError(f"there is no intent {number} to resolve")
-        mask = np.asarray(stored, dtype=np.bool_)
-        if mask.shape != intent.positions.shape:
-            raise InvalidInputError(
-                f"intent {number} has {intent.positions.size} messages, the mask {mask.size}"
-            )
+        intent, mask = self._intents[number], np.asarray(stored, dtype=np.bool_)
         records: list[Intent | Resolved] = []
         if intent.target and not mask.all():
             # The client of an earlier owner sends the others again once the name of its producer is
@@ -130,10 +126,10 @@ class UnresolvedIntents:
             for position in intent.positions.tolist()
             if position in self._offered_again and position not in self.withheld
         ]
-        again = [self._offered_again.pop(position) for position in pending]
-        due_ms = np.array([due for due, _ in again], dtype=np.int64)
-        positions = np.array(pending, dtype=np.int64)
-        return due_ms, positions, [record for _, record in again]
+        columns = self._columns(pending)
+        for position in pending:
+            del self._offered_again[position]
+        return columns
 
     def reopened(self, positions: Int64s) -> Mask:
         """Return which messages an earlier owner may have sent, or may still send, shape (n,)."""
@@ -343,10 +339,8 @@ class DelayQueue:
             held: packed positions of the messages that were set aside and may come back.
             at_ms: time of the release, ms since the epoch; now if None.
         """
-        batch, ids = self._in_flight(number)
+        batch, ids = self.open.launched[number]
         held_positions = np.asarray(held, dtype=np.int64)
-        if held_positions.size and not np.isin(held_positions, batch.positions).all():
-            raise InvalidInputError(f"a held position is not in batch {number}")
         record: Released | Commit = Released(batch.positions, ids, held_positions)
         if number in self.state.open_intents:
             record = Commit(number, held_positions)
@@ -359,7 +353,7 @@ class DelayQueue:
         The record is one for all of them, and costs as much as a message. There may be a time for
         each message. Otherwise as `commit`.
         """
-        batches, columns = zip(*map(self._in_flight, numbers), strict=True)
+        batches, columns = zip(*map(self.open.launched.__getitem__, numbers), strict=True)
         positions = np.concatenate([batch.positions for batch in batches])
         record = Released(positions, IdColumns.join(columns), positions[:0])
         self._release(record, numbers, positions, record.ids, at_ms)
@@ -367,7 +361,7 @@ class DelayQueue:
 
     def dispose(self, number: int, kind: DispositionKind, index: Sequence[int]) -> Disposition:
         """Return the record of messages that are not published, to precede their commit."""
-        _, ids = self._in_flight(number)
+        _, ids = self.open.launched[number]
         record = Disposition(kind, 0, ids.at(np.asarray(index, dtype=np.int64)))
         self.state.apply(record)
         return record
@@ -436,13 +430,6 @@ class DelayQueue:
         for each in tracked[withheld].tolist():
             record = as_plain(records[each])
             self.unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)
-
-    def _in_flight(self, number: int) -> tuple[DueBatch, IdColumns]:
-        """Return a batch that is launched, and its IDs."""
-        found = self.open.launched.get(number)
-        if found is None:
-            raise InvalidInputError(f"there is no batch {number} in flight")
-        return found
 
     def _pause(self, targets: Mapping[str, int]) -> Paused:
         record = Paused(targets)
