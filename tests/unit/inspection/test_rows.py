@@ -226,14 +226,14 @@ def test_messages_released_by_the_journal_are_not_pending(
     assert len(gone) > 5
     positions = np.array([pack(row.ledger, row.entry << 10 | row.batch) for row in gone])
     intent = Intent(0, positions, IdColumns.of([("a", number) for number in range(len(gone))]))
-    commit = Commit(0, np.zeros(0, dtype=np.int64))
+    commit = encode(Commit(0, np.zeros(0, dtype=np.int64)))
     log = look.description.journal_topic.partition(partition).full
     producer = pending.memory.client().create_producer(log)
-    producer.send(stamped(7, 1, encode(intent)))
-    assert len(list(look.rows())) == every, "an intent alone releases no message"
-    producer.send(stamped(8, 2, encode(commit)))
-    assert len(list(look.rows())) == every, "another dispatcher owns the journal"
-    producer.send(stamped(7, 2, encode(commit)))
+    # An intent alone releases no message, and another dispatcher owns the journal.
+    for record in (stamped(7, 1, encode(intent)), stamped(8, 2, commit)):
+        producer.send(record)
+        assert len(list(look.rows())) == every
+    producer.send(stamped(7, 2, commit))
     left = {row.id for row in look.rows()}
     assert len(left) == every - len(gone)
     assert not {row.id for row in gone} & left
