@@ -17,10 +17,10 @@ from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import Mover
 from delaylevel.model.topic_name import TopicName
 
-from .context import ClusterContext, Finding, LevelTopicContext
+from .context import ClusterContext, Finding, LevelTopicContext, release_of
 
 # Earlier brokers were not tested, and describe missing topics less precisely.
-_OLDEST = (3, 0)
+_OLDEST = (3, 0, 0)
 _SKEW_MS = 5000
 
 
@@ -40,7 +40,8 @@ def broker(cluster: ClusterContext) -> Finding:
         require_reachable(connection)
     except BrokerUnreachableError as error:
         problems.append(Problem(str(error), "start the broker, or name its --service-url"))
-    if version and version != "unknown" and _release(version) < _OLDEST:
+    release = release_of(version)
+    if release is not None and release < _OLDEST:
         problems.append(
             Problem(
                 f"the broker is Pulsar {version}",
@@ -97,14 +98,6 @@ def clock(cluster: ClusterContext) -> Finding:
         "synchronize both with NTP (chrony): due times come from the producer's clock, and the "
         "broker delivers by its own",
     )
-
-
-def _release(version: str) -> tuple[int, int]:
-    parts = version.split(".")
-    try:
-        return int(parts[0]), int(parts[1])
-    except (IndexError, ValueError):
-        return _OLDEST  # a custom version, which cannot be judged
 
 
 _NOT_USED = "not used: the broker delays no message of this level topic"

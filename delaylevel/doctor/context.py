@@ -128,13 +128,15 @@ class ClusterContext:
     def release(self) -> tuple[int, int, int] | None:
         """Major, minor and patch number of the broker; None if it does not tell them."""
         try:
-            numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", self.admin.version())
+            return release_of(self.admin.version())
         except PermissionDeniedError:
             return None
-        if numbers is None:
-            return None
-        major, minor, patch = map(int, numbers.groups())
-        return major, minor, patch
+
+
+def release_of(version: str) -> tuple[int, int, int] | None:
+    """Return the numbers of a version; None for a custom one, which cannot be judged."""
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return None if numbers is None else (int(numbers[1]), int(numbers[2]), int(numbers[3]))
 
 
 class LevelTopicContext:
