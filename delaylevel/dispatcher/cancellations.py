@@ -205,15 +205,10 @@ class Cancellations:
 
     # -- into the queue
 
-    def take_requests(
-        self, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
-    ) -> None:
-        """Add the cancellations at these indices of what was read."""
-        self._open.add(positions[index])
-        for each in index.tolist():
-            record = records[each]
-            assert isinstance(record, Cancellation)
-            self._add(record, int(positions[each]))
+    def add(self, cancellation: Cancellation, position: int | None, waited: bool = False) -> None:
+        """Add a cancellation that `decide` decides on; arguments as for a `CancelRequest`."""
+        deadline_ms = cancellation.due_ms + self._grace_ms
+        self._undecided.append(CancelRequest(cancellation, position, deadline_ms, waited))
 
     def take_arrived(
         self, due_ms: Int64s, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
@@ -227,7 +222,7 @@ class Cancellations:
         early = IdColumns.of(records, index).seen_in(self._early.ids)
         for each in index[early].tolist():
             message = WindowMessage._make(as_plain(records[each])[: len(WindowMessage._fields)])
-            self._add(Cancellation(*message[:4], message.message_id, message.key), None)
+            self.add(Cancellation(*message[:4], message.message_id, message.key), None)
 
     def _are_unclear(
         self, due_ms: Int64s, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
@@ -242,10 +237,6 @@ class Cancellations:
         if refused:
             unclear |= np.array([each in refused for each in positions[index].tolist()])
         return unclear
-
-    def _add(self, cancellation: Cancellation, position: int | None, waited: bool = False) -> None:
-        deadline_ms = cancellation.due_ms + self._grace_ms
-        self._undecided.append(CancelRequest(cancellation, position, deadline_ms, waited))
 
     # -- decisions
 
@@ -401,7 +392,7 @@ class Cancellations:
             keep[:] = [not is_cancellation(record) for record in records]
             for each in np.flatnonzero(~keep).tolist():
                 self.waiting -= 1
-                self._add(Cancellation(*records[each]), int(positions[each]), waited=True)
+                self.add(Cancellation(*records[each]), int(positions[each]), waited=True)
         index = np.flatnonzero(keep)
         if self.cancelled and index.size:
             ids = IdColumns.of(records, index)

@@ -265,7 +265,10 @@ class DelayQueue:
             self.open.add(positions[tracked])
             self.cancelling.take_arrived(rows[DUE], positions, fetched.records, tracked)
         if requests.size:
-            self.cancelling.take_requests(positions, fetched.records, requests)
+            self.open.add(positions[requests])
+            for each in requests.tolist():
+                record = fetched.records[each]
+                self.cancelling.add(Cancellation._make(record), int(positions[each]))
         # Last, because the low watermark may then pass what is not open: a copy, or a released one.
         self.open.last_offered = max(self.open.last_offered, int(positions.max()))
         return OfferResult(tracked.size, unknown.size - tracked.size, int(released.sum()))
