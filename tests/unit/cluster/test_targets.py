@@ -274,6 +274,14 @@ def test_a_target_may_refuse_before_there_are_messages() -> None:
     assert world.refusal == NO_RECEIVER
 
 
+def test_a_message_without_an_answer_is_not_stored() -> None:
+    world = World()
+    world.settle(1)
+    producer = world.sent(2, 3)
+    producer.answer(only=slice(1))
+    assert world.outcomes() == [(2, "stored")]
+
+
 def test_a_producer_with_unanswered_messages_is_not_forgotten() -> None:
     world = World()
     first = world.sent(1, 2)
