@@ -104,7 +104,11 @@ class Driver:
             "Spark job",
         )
         self._warning = RepeatedWarning(log, "Spark job")
-        self._refresh()
+        try:
+            self._refresh()
+        except BaseException:
+            self.close()  # what is locked already
+            raise
 
     @property
     def once(self) -> bool:
@@ -320,11 +324,11 @@ class Driver:
         new = [s for s in source_partitions(description) if s.topic not in self._sources]
         if new:
             lock = self._acquire(new, 0.0 if topic in self._given_up else LOCK_TIMEOUT_S)
+            self._first.update(lock.start_positions(new))
             previous = self._locks.get(topic)
             if previous is not None:
                 lock.merge(previous)
             self._locks[topic] = lock
-            self._first.update(lock.start_positions(new))
             self._sources.update((source.topic, source) for source in new)
         self._described[topic] = description
         if self._given_up.pop(topic, None) is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import pulsar
 
 from delaylevel.cluster.threads import in_parallel
-from delaylevel.errors import AlreadyRunningError, BrokerError, DelayLevelError, LevelTopicError
+from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
@@ -59,18 +59,24 @@ class PartitionLock:
                 subscribe(source)
             # While one of several brokers is away, each attempt may take some tenths of a second.
             in_parallel(subscribe, rest)
-        except DelayLevelError:
+        except BaseException:
             self.close()
             raise
 
     def start_positions(self, sources: Sequence[SourcePartition]) -> Mapping[str, Position]:
-        """Return the first position that is not acknowledged, by partition."""
+        """Return the first position that is not acknowledged, by partition; an error closes it."""
 
         def start(source: SourcePartition) -> Position:
             return self._admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
 
         names = [source.topic for source in sources]
-        return dict(zip(names, in_parallel(start, sources), strict=True))
+        try:
+            return dict(zip(names, in_parallel(start, sources), strict=True))
+        except BaseException:
+            # A mover that does not know where to begin gives up. Its consumers would go on to
+            # refuse every later one, also in this process.
+            self.close()
+            raise
 
     def acknowledge(self, source: SourcePartition, end: Position) -> None:
         """Acknowledge everything before ``end``, cumulatively.

@@ -8,7 +8,7 @@ It hosts the same router, ready bound, forwarder and partition lock as the Spark
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -75,8 +75,8 @@ class LocalMover:
         self._description = description
         self._clock = SteadyClock(clock or SystemClock())
         self._sources = source_partitions(description)
-        self._lock, first = _locked(client, admin, self._sources)
-        self._next: dict[str, Position] = dict(first)
+        self._lock = PartitionLock(client, admin, self._sources, KIND)
+        self._next: dict[str, Position] = dict(self._lock.start_positions(self._sources))
         self._next_checks = NextChecks(self._clock)
         self._ready = ReadyQueue()
         self.postponed = self._ready.postponed
@@ -252,8 +252,8 @@ class LocalMover:
         sources = source_partitions(description)
         new = [source for source in sources if source.topic not in self._next]
         if new:
-            lock, first = _locked(self._client, self._admin, new)
-            self._next.update(first)
+            lock = PartitionLock(self._client, self._admin, new, KIND)
+            self._next.update(lock.start_positions(new))
             self._lock.merge(lock)
         self._sources = sources
         self._description = description
@@ -289,17 +289,3 @@ class LocalMover:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _locked(
-    client: Any, admin: TopicAdmin, sources: Sequence[SourcePartition]
-) -> tuple[PartitionLock, Mapping[str, Position]]:
-    """Lock source partitions, and return them with the first position of each."""
-    lock = PartitionLock(client, admin, sources, KIND)
-    try:
-        return lock, lock.start_positions(sources)
-    except BaseException:
-        # Otherwise its consumers, which nobody closes, would refuse every later mover of this
-        # process and of all others.
-        lock.close()
-        raise

@@ -92,6 +92,30 @@ def planned(driver: Driver, start: Any, end: Any) -> list[Any]:
     return [item.source for item in driver.input_ranges(start, end)]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("fails", ["the description", "the start"])
+def test_a_driver_that_cannot_begin_locks_nothing(
+    fails: str, spark: Spark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = spark.create("orders"), spark.create("refunds")
+    error = BrokerUnreachableError("nothing answers")
+    describe = spark.describe
+
+    def away(level_topic: str) -> LevelTopicDescription:
+        if level_topic == second.topic:
+            raise error
+        return describe(level_topic)
+
+    with monkeypatch.context() as patch:
+        if fails == "the start":
+            patch.setattr(spark.admin, "failure", error)
+        else:
+            patch.setattr(spark, "describe", away)
+        with pytest.raises(BrokerUnreachableError):
+            spark.driver(first, second)
+    with spark.driver(first, second):
+        pass
+
+
 SOON = DAY + timedelta(seconds=5)
 
 
