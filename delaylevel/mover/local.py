@@ -280,9 +280,12 @@ class LocalMover:
 
     def close(self) -> None:
         """Close producers and consumers; another mover may take over."""
-        self._forwarder.close()
-        self._clients.close()
-        self._lock.close()
+        try:
+            self._forwarder.close()
+            self._clients.close()
+        finally:
+            # Whatever fails: this process would go on to refuse every later mover, also its own.
+            self._lock.close()
 
     def __enter__(self) -> LocalMover:
         return self

@@ -183,7 +183,7 @@ class TopicTask:
         if mover is not None:
             try:
                 mover.close()
-            except Exception:  # the lock is gone with the connection
+            except Exception:  # it has released the lock all the same
                 log.warning("mover of %s", self.description.topic, exc_info=True)
 
     def _open(self) -> LocalMover:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -106,6 +107,25 @@ def test_a_mover_that_cannot_ask_where_to_begin_locks_nothing(
             patch.setattr(memory, "mark_delete_position", away)
             with pytest.raises(BrokerUnreachableError):
                 first.run_once() if when == "after an expansion" else world.mover()
+    world.mover().close()
+
+
+def test_a_mover_whose_producers_cannot_be_closed_locks_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(WEEK)
+    world.send(b"soon", 2 * DAY)
+    mover = world.mover()
+    world.let_pass(2 * DAY - 5 * MINUTE)
+    assert mover.run_once().handed_off == 1
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            mover.close()
     world.mover().close()
 
 
