@@ -445,6 +445,9 @@ class SimulatedJournal:
 class Simulation:
     """Broker, journal, mover, and the one dispatcher process that runs at a time.
 
+    Args:
+        values: further fields of the description.
+
     Attributes:
         owner: the owner of the window partition in the present process.
         sent_ms: time at which each message was sent to its target for the first time, by ID.
@@ -455,7 +458,7 @@ class Simulation:
 
     remember = 1_000
 
-    def __init__(self, numbered: bool, directory: Path, partitions: int = 0) -> None:
+    def __init__(self, numbered: bool, directory: Path, partitions: int = 0, **values: Any) -> None:
         self.numbered = numbered
         self.directory = directory
         self.clock = Time()
@@ -468,6 +471,7 @@ class Simulation:
             targets=TARGETS,
             final_window=FinalWindow.TRACKER,
             hold_pause_ms=1000,
+            **values,
         )
         self.window: list[WindowMessage | Cancellation] = []
         self.broker.window = self.window
@@ -778,12 +782,14 @@ class Simulation:
         compression: str = "",
         due_in_ms: int = 10,
         expires_ms: int = 0,
+        **more: str,
     ) -> None:
+        """Put a message into the window topic; ``more`` are properties of it."""
         due_ms = self.clock.now_ms() + due_in_ms
         self._times[message_id] = due_ms, expires_ms
         self._arrived_ms.setdefault((message_id, target), self.clock.now_ms())
         key, number = identity(message_id, target, "", attempt)
-        properties = {env.ID: message_id, env.DUE: str(due_ms)}
+        properties = {env.ID: message_id, env.DUE: str(due_ms), **more}
         fields = key, number, due_ms, target, "", attempt, message_id, "", "", 0, properties, value
         self.window.append(WindowMessage(*fields, compression, expires_ms))
 
