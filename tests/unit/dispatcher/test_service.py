@@ -1,14 +1,14 @@
-"""Tests of the dispatcher's folder for spill files, and of partitions that it has lost."""
+"""Tests of a dispatcher's share of the partitions, and of what is away: a broker, or its disk."""
 
 from __future__ import annotations
 
 import os
-import stat
+import random
 import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -29,33 +29,38 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.pending import SpillError
 from delaylevel.topics.roster import DescriptionCache
 from support.fakes import describe
+from support.seeds import seeds
 
 UNUSED: Any = None
 
 
-def mode(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
+def dispatcher_in(directory: Path) -> Dispatcher:
+    return Dispatcher(UNUSED, UNUSED, [], DispatchSettings(directory))
 
 
-@pytest.mark.parametrize("before", [None, 0o755, 0o777])
+def served(membership: Any, name: str = "orders", **more: Any) -> ServedTopic:
+    """Return a level topic with three window partitions."""
+    description = describe(topic=name, final_window=FinalWindow.TRACKER, window_partitions=3)
+    return ServedTopic(DescriptionCache(lambda: description, description), membership, **more)
+
+
+@pytest.mark.parametrize("before", [None, 0o777])
 def test_only_the_user_can_enter_the_folder_of_a_process(
     tmp_path: Path, before: int | None
 ) -> None:
     """Create the folder, or tighten one that appeared after the start."""
-    directory = tmp_path / "spill"
-    dispatcher = Dispatcher(UNUSED, UNUSED, [], DispatchSettings(directory))
-    folder = directory / f"dispatcher-{os.getpid()}"
-    if before is not None:
-        folder.mkdir(parents=True)
-        folder.chmod(before)
+    dispatcher = dispatcher_in(tmp_path / "spill")
+    folder = tmp_path / "spill" / f"dispatcher-{os.getpid()}"
     found: list[int] = []
 
     def tick() -> None:
-        found.append(mode(folder))
+        found.append(folder.stat().st_mode & 0o777)
         dispatcher.stop()
 
     umask = os.umask(0)
     try:
+        if before is not None:
+            folder.mkdir(before, parents=True)
         dispatcher.run(tick)
     finally:
         os.umask(umask)
@@ -64,108 +69,82 @@ def test_only_the_user_can_enter_the_folder_of_a_process(
 
 
 def test_a_directory_that_cannot_be_used_is_an_error_at_the_start(tmp_path: Path) -> None:
-    path = tmp_path / "spill"
-    path.write_bytes(b"")
-    dispatcher = Dispatcher(UNUSED, UNUSED, [], DispatchSettings(path))
+    (tmp_path / "spill").write_bytes(b"")
     with pytest.raises(SpillError, match="choose another directory"):
-        dispatcher.run()
-
-
-class Group:
-    """The membership in a group that cannot be read while the admin interface is away."""
-
-    name = "me"
-    away = True
-
-    def read_group(self) -> GroupState:
-        if self.away:
-            raise BrokerUnreachableError("no answer")
-        return GroupState(("me",), dict.fromkeys(range(3), "other"))
+        dispatcher_in(tmp_path / "spill").run()
 
 
 def test_each_lost_partition_is_acquired_again_without_the_admin_interface(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
+    answers: list[Any] = [BrokerUnreachableError("no answer")] * 2
+    answers.append(GroupState(("me",), dict.fromkeys(range(3), "other")))
 
-    def acquire(dispatcher: Dispatcher, topic: ServedTopic, index: int) -> None:
+    def acquire(_: Dispatcher, topic: ServedTopic, index: int) -> None:
         tried.append(index)
         if index == 1:
             raise BrokerUnreachableError("its broker is away")
 
+    def read_group() -> GroupState:
+        if isinstance(answers[0], Exception):
+            raise answers.pop(0)
+        return answers[0]
+
     monkeypatch.setattr(service, "_RETRY_S", 0.0)
     monkeypatch.setattr(Dispatcher, "_acquire", acquire)
-    description = describe(final_window=FinalWindow.TRACKER, window_partitions=3)
-    group: Any = Group()
-    served = ServedTopic(DescriptionCache(lambda: description, description), group)
-    for index in (1, 2):
-        served.owners[index] = cast(
-            Any,
-            SimpleNamespace(
-                failure=BrokerError("lost"), stats=SharedOwnerStats(), is_alive=lambda: False
-            ),
-        )
-    dispatcher = Dispatcher(UNUSED, UNUSED, [], DispatchSettings(tmp_path))
+    topic = served(SimpleNamespace(name="me", read_group=read_group), probe_s=float("inf"))
+    ended: Any = SimpleNamespace(
+        failure=BrokerError("lost"), stats=SharedOwnerStats(), is_alive=lambda: False
+    )
+    topic.owners.update({1: ended, 2: ended})
+    dispatcher = dispatcher_in(tmp_path)
     for _ in range(2):
         with pytest.raises(BrokerUnreachableError, match="its broker"):
-            dispatcher._reassign(served)
+            dispatcher._reassign(topic)
     assert tried == [1, 2, 1, 2], "and not partition 0, which it did not have"
-    group.away = False
-    tried.clear()
-    served.probe_s = float("inf")
-    dispatcher._reassign(served)
-    assert not tried, "another dispatcher has them"
-    assert not served.lost
+    dispatcher._reassign(topic)
+    assert (tried[4:], topic.lost) == ([], set()), "another dispatcher has them"
 
 
 def test_a_level_topic_whose_broker_does_not_answer_keeps_no_other_from_being_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_LOOK_S", 0.01)
-    monkeypatch.setattr(Dispatcher, "_revoke", lambda *_: None)
-    go_on, hanging = threading.Event(), threading.Semaphore(0)
-    dispatcher = Dispatcher(UNUSED, UNUSED, [], DispatchSettings(tmp_path))
-    looks: Counter[str] = Counter()
-    given_up: list[str] = []
+    go_on, hanging, looks = threading.Event(), threading.Semaphore(0), Counter[str]()
+    dispatcher, ticks, given_up = dispatcher_in(tmp_path), list[int](), list[str]()
 
     def reassign(_: Dispatcher, topic: ServedTopic) -> None:
         name = topic.description.topic.rpartition("/")[2]
         looks[name] += 1
-        if "away" in name:
+        if name == "later":
+            raise UpgradeRequiredError("a later format")
+        if name != "orders":
             hanging.release()
             assert go_on.wait(30)
-        if "later" in name:
-            raise UpgradeRequiredError("a later format")
-
-    def serve(name: str) -> None:
-        description = describe(topic=name, final_window=FinalWindow.TRACKER)
-        membership: Any = SimpleNamespace(name="a", close=lambda: given_up.append(name))
-        topic = ServedTopic(DescriptionCache(UNUSED, description), membership)
-        dispatcher._topics.append(topic)
 
     def add(_: Dispatcher, name: str) -> None:
         raise UpgradeRequiredError("a later format")
 
-    monkeypatch.setattr(Dispatcher, "add", add)  # it is tried again
-    monkeypatch.setattr(Dispatcher, "_reassign", reassign)
-    for number in range(20):
-        serve(f"away-{number}")
-    serve("orders")
-    serve("later")
-    ticks: list[int] = []
-
     def tick() -> None:
-        ticks.append(looks["orders"])
-        if len(ticks) == 1:
+        if not ticks:
             assert all(hanging.acquire(timeout=60) for _ in range(20))
+        ticks.append(looks["orders"])
         if ticks[-1] > ticks[0] + 20:
-            assert all(looks[f"away-{number}"] == 1 for number in range(20))
             dispatcher.stop()
             go_on.set()
 
+    monkeypatch.setattr(service, "_LOOK_S", 0.01)
+    monkeypatch.setattr(Dispatcher, "_reassign", reassign)
+    monkeypatch.setattr(Dispatcher, "add", add)  # it is tried again
+    for name in (*map("away-{}".format, range(20)), "orders", "later"):
+        membership = SimpleNamespace(name="a", close=lambda name=name: given_up.append(name))
+        dispatcher._topics.append(served(membership, name))
     dispatcher.run(tick)
     assert given_up[0] == "later", "it is left to dispatchers of a later version"
     assert list(dispatcher.refused.values()) == ["a later format"]
+
+
+# -- shares
 
 
 class Broker:
@@ -182,9 +161,8 @@ class Broker:
         patch.setattr(assignment, "open_idle_reader", self._open_reader)
 
     def join(self, name: str, delivery: Delivery = Delivery.AT_LEAST_ONCE) -> Membership:
-        description = describe(final_window=FinalWindow.TRACKER, window_partitions=3)
         admin: Any = self
-        return Membership(None, admin, description, delivery, name)
+        return Membership(None, admin, served(None).description, delivery, name)
 
     def _open_reader(self, client: Any, topic: str, prefix: str) -> Any:
         name = f"{prefix}reader-x"
@@ -218,51 +196,68 @@ def test_dispatchers_of_one_level_topic_have_one_delivery_guarantee(
     assert other.read_group().members == ("c",), "it serves once they have stopped"
 
 
-@pytest.mark.parametrize(("dead", "acquired"), [((), (1, 2)), ((1,), (2,)), ((0, 1), (2,))])
+@pytest.mark.parametrize(("dead", "acquired"), [((), [1, 2]), ((1,), [2]), ((0, 1), [2])])
 def test_partitions_of_a_dead_broker_are_not_acquired_and_the_others_are(
-    monkeypatch: pytest.MonkeyPatch, dead: tuple[int, ...], acquired: tuple[int, ...]
+    monkeypatch: pytest.MonkeyPatch, dead: tuple[int, ...], acquired: list[int]
 ) -> None:
     group = Broker(monkeypatch, *dead).join("me").read_group()
-    assert assign(group, "me", (), 3)[1] == [*acquired]
-
-
-def test_a_group_whose_partitions_are_all_at_a_dead_broker_is_not_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(BrokerUnreachableError):
+    assert assign(group, "me", (), 3)[1] == acquired
+    with pytest.raises(BrokerUnreachableError):  # then nothing is known
         Broker(monkeypatch, 0, 1, 2).join("me").read_group()
 
 
+@pytest.mark.parametrize("seed", seeds(20))
+def test_members_come_to_equal_shares_with_the_fewest_moves(seed: int) -> None:
+    rng, owners = random.Random(seed), dict[int, str]()
+    partitions = rng.randrange(1, 13)
+    for count in rng.choices(range(1, 6), k=5):
+        members = tuple("abcde"[:count])
+        owners = {index: name for index, name in owners.items() if name in members}
+        before, least = dict(owners), partitions // count
+        for me in rng.choices(members, k=40):
+            mine = [index for index, name in owners.items() if name == me]
+            group = GroupState(members, dict(owners))
+            revoked, acquired, probed = assign(group, me, mine, partitions)
+            assert {owners[index] for index in probed} <= {*members} - {me}
+            for index in revoked:
+                assert owners.pop(index) == me
+            for index in acquired:
+                assert owners.setdefault(index, me) == me
+        shares = [list(owners.values()).count(name) for name in members]
+        assert sum(shares) == partitions
+        assert {*shares} <= {least, least + 1}
+        kept = sum(owners[index] == name for index, name in before.items())
+        had = Counter(before.values())
+        assert kept >= sum(min(had[name], least) for name in members)
+
+
+def test_shares_are_left_to_processes_that_are_about_to_join() -> None:
+    def acquired(members: str, *joining: str) -> int:
+        return len(assign(GroupState((*members,), {}), "a", (), 4, joining)[1])
+
+    assert (acquired("a"), acquired("a", "a", "a-2"), acquired("ab", "a", "a-2", "a-3")) == (
+        4,
+        2,
+        1,
+    )
+
+
 @pytest.mark.parametrize(
-    ("members", "joining", "acquired"),
+    ("members", "owned", "own", "rests"),
     [
-        (("a",), (), (0, 1, 2, 3)),
-        (("a",), ("a", "a-2"), (0, 1)),
-        (("a", "b"), ("a", "a-2", "a-3"), (0,)),
+        (("a", "a-2"), 3, 2, True),
+        (("a", "a-2"), 3, 1, False),
+        (("a",), 3, 3, False),  # the other process has not joined yet
+        (("a", "a-2", "b"), 3, 1, False),
+        (("a", "a-2"), 2, 2, False),  # read before the other process had its share
+        (None, 0, 0, False),  # never read
     ],
 )
-def test_shares_are_left_to_processes_that_are_about_to_join(
-    members: tuple[str, ...], joining: tuple[str, ...], acquired: tuple[int, ...]
+def test_a_process_rests_once_all_partitions_have_owners_and_it_has_its_share(
+    members: tuple[str, ...] | None, owned: int, own: int, rests: bool
 ) -> None:
-    assert assign(GroupState(members, {}), "a", (), 4, joining)[1] == [*acquired]
-
-
-def test_a_process_rests_once_all_partitions_have_owners_and_it_has_its_share() -> None:
-    description = describe(final_window=FinalWindow.TRACKER, window_partitions=4)
-    membership: Any = SimpleNamespace(name="a")
-    descriptions = DescriptionCache(UNUSED, description)
-    topic = ServedTopic(descriptions, membership, processes=("a", "a-2"))
-    owners = dict.fromkeys(range(4), "somebody")
-
-    def rests(members: tuple[str, ...], owners: dict[int, str], own: int) -> bool:
-        topic.group = GroupState(members, owners)
-        topic.owners = dict.fromkeys(range(own), UNUSED)
-        return topic.is_alone
-
-    assert not topic.is_alone, "the group was never read"
-    assert rests(("a", "a-2"), owners, 2)
-    assert not rests(("a", "a-2"), owners, 1)
-    assert not rests(("a",), owners, 4), "another process has not joined yet"
-    assert not rests(("a", "a-2", "b"), owners, 2)
-    # It was read before the other process had acquired its second partition.
-    assert not rests(("a", "a-2"), {index: owners[index] for index in range(3)}, 2)
+    topic = served(SimpleNamespace(name="a"), processes=("a", "a-2"))
+    if members is not None:
+        topic.group = GroupState(members, dict.fromkeys(range(owned), "somebody"))
+    topic.owners = dict.fromkeys(range(own), UNUSED)
+    assert topic.is_alone is rests
