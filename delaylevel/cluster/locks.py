@@ -60,6 +60,7 @@ class PartitionLock:
             # While one of several brokers is away, each attempt may take some tenths of a second.
             in_parallel(subscribe, rest)
         except BaseException:
+            # What stays locked would refuse the next attempt of this very mover.
             self.close()
             raise
 
@@ -84,6 +85,8 @@ class PartitionLock:
         Call it only when the broker has confirmed all messages that those were forwarded as. If
         ``end`` is inside a batch, the entry of that batch stays unacknowledged.
         """
+        # At the begin of a ledger there is no entry before to name. The first one of this ledger
+        # acknowledges the ledgers before it, too.
         if end == EARLIEST or end.entry < 1:
             return
         self._consumers[source.topic].acknowledge_cumulative(
@@ -105,6 +108,7 @@ class PartitionLock:
 
     def merge(self, other: PartitionLock) -> None:
         """Take over the partitions of another lock of this process, e.g. after an expansion."""
+        # Closing the other lock must release nothing of it.
         taken, other._consumers = other._consumers, {}
         self._consumers.update(taken)
 
@@ -120,6 +124,8 @@ class PartitionLock:
                 source.topic,
                 SUBSCRIPTION,
                 consumer_type=pulsar.ConsumerType.Exclusive,
+                # The client's default is the latest: if somebody has deleted the subscription, its
+                # successor would begin behind all that is parked.
                 initial_position=pulsar.InitialPosition.Earliest,
                 receiver_queue_size=0,  # it only locks; readers read the messages
                 consumer_name=name,

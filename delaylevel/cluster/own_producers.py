@@ -229,7 +229,7 @@ class DeadLetterTopic:
             until_s = time.monotonic() + _PATIENCE_S
             while producers.load[0]:
                 producers.flush()
-                self._woken.clear()
+                self._woken.clear()  # before the poll, which may just miss an answer
                 found = producers.poll()
                 for settled in found:
                     self._check(settled.reason)

@@ -330,6 +330,7 @@ class PartitionReader:
         """
         now_s = self._now_s()
         if not self._is_asked:
+            # It came after `receive`. The answer to another question would take its place.
             if self._answer is not None:
                 return now_s
             if now_s < self._ask_again_s:
@@ -361,6 +362,7 @@ class PartitionReader:
         Raises:
             BrokerError: no connection lasts until the broker has answered.
         """
+        # The client no longer counts what was taken from its queue.
         if not (self._answer is self._next is self._kept is None):
             return True
         return _has_more(self._reader)
@@ -412,6 +414,8 @@ class PartitionReader:
         if last is not None:
             at, size = Position(*_order(last)), batch_size(last.message_id())
             self._start = at.next_entry if 0 < size <= at.batch + 1 else at.next
+        # In this order: closing a reader answers its question, which must be that of an old one by
+        # then. If none can be opened, this one goes on.
         old = self._reader
         self._open()
         old.close()

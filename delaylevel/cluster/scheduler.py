@@ -155,6 +155,7 @@ class TaskQueue:
         task.running_in = None
         for places in (self._quick, self._slow):  # the step may have changed its kind
             places.running.pop(task, None)
+        # A wake may concern what the step had looked at before it came.
         if task.woken or until_s <= now_s:
             task.woken = False
             self.make_ready(task)
@@ -272,6 +273,7 @@ class Scheduler:
             try:
                 worker.start()
             except RuntimeError:
+                # Present threads come to the step later. Without any, nobody ever would.
                 if not self._workers:
                     raise
                 log.warning("no more threads can be started: %s work", len(self._workers))
@@ -288,6 +290,7 @@ class Scheduler:
         """Return True if a thread wakes up by itself until a time, and looks."""
         if self._leader is not None and self._leader.until_s <= at_s:
             return True
+        # A spare thread ends at its time, without a look.
         return any(worker.until_s <= at_s and not worker.is_spare for worker in self._idle)
 
     def _call(self, worker: _Worker) -> None:
@@ -353,6 +356,7 @@ class Scheduler:
             self._idle.remove(worker)
             return not worker.is_spare or len(self._workers) <= self._regular + 1
         else:  # it was called, perhaps just after the timeout
+            # Its caller has released the signal, which would end its next wait at once.
             if not called:
                 worker.signal.acquire()
             self._coming -= 1

@@ -186,6 +186,7 @@ class Opener:
             opened = self._open_producer()
         except Exception as error:
             opened = OpeningError.of(error)
+        # Whoever ends it after this report finds it, and closes the producer.
         with self._lock:
             if not self._ended:
                 self._report(partial(self._take, opened))

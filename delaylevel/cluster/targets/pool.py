@@ -244,12 +244,14 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         reason = producer.opener.take_refusal() or reason
         if producer.is_stalled:
             reason = f"{producer.messages} messages are not confirmed"
+        # Failures of what was sent before the pause do not prolong it.
         if reason and self.refusal(topic, schema) is None:
             self.refuse(topic, schema, reason)
 
     def _open(self, key: TargetKey) -> Opened:
         name, receivers = TopicName.parse(key.topic), self._receivers[key]
         present = self._producers.get(key)
+        # A sequence ID tells what became of these only if it is certainly of the same topic.
         recalls = present is not None and bool(present.state.recalled)
         look = receivers.look(may_remember=not recalls)
         partitions, limit = look.partitions, look.max_size

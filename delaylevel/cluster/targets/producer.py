@@ -497,9 +497,11 @@ class TargetProducer(Generic[Item]):
         ids = [each for sent in unverified for each in sent.outcome.values()]
         receivers.looked(received, (each for each in ids if each is not None))
         if received:
+            # What was confirmed after the look may be in a topic that was created again since.
             state.received(len(unverified))
             if state.is_open and self._lost_s > STALL_S:
                 state.lost()  # a broker serves the topic, and the client does not find it
+        # A producer that was given up during the look has another one when it opens again.
         elif state.is_open or unverified:
             state.unreceived(NO_RECEIVER)
 
