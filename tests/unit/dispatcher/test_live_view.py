@@ -39,7 +39,9 @@ def viewed(run: Simulation) -> tuple[list[str], int, int]:
     messages = {packed(index): message for index, message in enumerate(run.window)}
     rows = list(zip(table["due_ms"].to_pylist(), positions, strict=True))
     assert rows == sorted(set(rows)), "a row is there twice, or not in due order"
-    assert view.counts(np.array([T0, 1 << 53])).tolist() == [0, len(rows)]
+    edges = np.array(sorted({T0, 1 << 53, *(due_ms for due_ms, _ in rows)}))
+    before = [sum(due_ms < edge for due_ms, _ in rows) for edge in edges.tolist()]
+    assert view.counts(edges).tolist() == before
     assert not run.queue.state.is_released(pack(*places)).any(), "it is released"
     found = [(due_ms, messages[each]) for due_ms, each in rows]
     asked = [due_ms for due_ms, each in found if isinstance(each, Cancellation)]
