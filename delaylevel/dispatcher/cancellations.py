@@ -228,6 +228,8 @@ class Cancellations:
         self, due_ms: Int64s, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
     ) -> Mask:
         """Return which messages an earlier owner may have sent or set aside, shape (n,)."""
+        # These wait for their release instead of a decision: an outcome that says cancelled must
+        # not follow a message that an earlier owner has sent.
         unclear: Mask = due_ms[index] <= self._unclear_until_ms
         paused, refused = self._state.paused, self._state.refused
         for row in np.flatnonzero(unclear).tolist() if paused else ():
@@ -396,6 +398,7 @@ class Cancellations:
         index = np.flatnonzero(keep)
         if self.cancelled and index.size:
             ids = IdColumns.of(records, index)
+            # The state keeps these IDs, so a copy that is read later is left out, too.
             gone = ids.seen_in(self._state.cancelled)
             if gone.any():
                 ids.at(gone).remove_from(self._open.ids)

@@ -321,8 +321,11 @@ class DelayQueue:
         Raises:
             InvalidInputError: the broker could take a message for one that it has stored.
         """
+        # The broker drops a message whose sequence ID is not above its last one, and confirms it:
+        # the message would be lost.
         if target and first < self.state.next_sequence(target):
             raise InvalidInputError(f"sequence ID {first} of target {target} was used before")
+        # A later sequence ID makes everything before it look stored.
         if target and any(each.target == target for each in self.unresolved.intents):
             raise InvalidInputError(f"target {target} has an intent from before the takeover")
         ids = IdColumns.of(batch.records)
@@ -440,6 +443,8 @@ class DelayQueue:
         return record
 
     def _launch(self, batch: DueBatch, ids: IdColumns) -> None:
+        # Every way out of the queue leads through here, whatever has filtered it before. To publish
+        # what an outcome calls cancelled is worse than to publish it late.
         if self.cancelling.cancelled and ids.seen_in(self.state.cancelled).any():
             raise DelayLevelError(
                 "a cancelled message was about to be published; it was not: start again from the "
@@ -448,6 +453,7 @@ class DelayQueue:
         batch.number = next(self._numbers)
         self.open.launched[batch.number] = batch, ids
         self._launched += len(batch)
+        # For the next Paused record: what is due later than this was not sent before the pause.
         self._sent_until_ms = max(self._sent_until_ms, int(batch.due_ms.max()))
 
     def _release(

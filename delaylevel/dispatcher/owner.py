@@ -230,7 +230,7 @@ class PartitionOwner:
         state = JournalState.read(
             journal.read(), settings.remember, lambda ids: releases.add(ids, journal.read_ms)
         )
-        is_first = journal.is_new
+        is_first = journal.is_new  # the claim ends this; nobody has sent anything before
         journal.claim()  # before anything is decided from what was read
         directory, slow = self._directory, count(1)
         segments = PendingSegments(
@@ -294,6 +294,7 @@ class PartitionOwner:
         if event is not None or self.events:
             self._stir()
         fetched = 0
+        # Two batches at most, because what is due meanwhile waits until this step ends.
         while fetched < 2:
             event = self.events.get_nowait() if event is None else event
             if event is None:
@@ -319,7 +320,9 @@ class PartitionOwner:
 
     def process_outcomes(self) -> None:
         """Process the outcomes of what was sent, and cancellations; errors as for `take_in`."""
+        # Before the look: an answer that comes during it is not seen by it, and wakes this again.
         self.events.take_answered()
+        # After the claim of another owner, nothing that follows may be sent or set aside.
         self._journal.check()
         self._flights.process()
         self._desk.process()
@@ -370,6 +373,8 @@ class PartitionOwner:
         """Write everything that the next owner needs; errors as for `tidy_up`."""
         self._flights.write_commits()
         self._desk.finish()
+        # After those, which release messages: the low watermark passes them then. The snapshot
+        # waits until everything before it is stored, so the source can be acknowledged at once.
         self._write_watermark()
         self._write_snapshot()
         self._acknowledge()

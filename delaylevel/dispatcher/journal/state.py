@@ -230,7 +230,7 @@ class JournalState:
 
     def next_sequence(self, target: str) -> int:
         """Return the lowest sequence ID that was never used for a target."""
-        return self.sequences.get(target, 1)
+        return self.sequences.get(target, 1)  # 0 stands for a message without one
 
     def is_released(self, positions: Int64s) -> Mask:
         """Return which positions are released, shape (n,)."""

@@ -275,6 +275,7 @@ class Journal:
     def _take_answer(self, number: int, written: _Times, result: Any, message_id: Any) -> None:
         """Take the broker's answer, in a thread of the client. Answers come in order."""
         if not is_ok(result):
+            # Later answers are not taken: behind the gap, no record counts.
             self._failure = result_name(result)
         elif self._failure is None:
             entry = Position(message_id.ledger_id(), message_id.entry_id())

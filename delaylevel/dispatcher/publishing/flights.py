@@ -210,6 +210,8 @@ class Flights:
 
     def launch(self, flights: list[Flight]) -> None:
         """Send flights, with sequence IDs after their intents; leave many to `send_prepared`."""
+        # Before anything is sent: until this record is stored, the next owner may cancel what
+        # waited for the end of the pause.
         if self._queue.state.paused:
             self._end_pauses(flights)
         if self._numbered:
@@ -278,6 +280,7 @@ class Flights:
         *before, last = records
         for record in before:
             self._journal.append_soon(record)
+        # `launch` sets messages aside as soon as this returns, without another look at the journal.
         if aside or sum(len(flight.batch) for flight in flights) < _MANY:
             self._journal.append(last)
         else:
@@ -439,6 +442,8 @@ class Flights:
             flight.aside -= 1
             if not flight.aside:
                 self._commit(flight)
+        # Before producers go on, whose next sequence ID hides the gap that a refusal leaves, and
+        # before refused messages are set aside.
         self._record(refused)
         if self._numbered:
             self._resume()
@@ -458,6 +463,8 @@ class Flights:
             self._late_ms = []
         for flight in self._confirmed:
             if flight.counted:
+                # Before the commit: an owner that has read only that takes the messages for
+                # published, and answers cancellations of held ones with "too late".
                 self._dispose(flight)
             if not (self._numbered or flight.may_return):
                 plain.append(flight)

@@ -155,6 +155,7 @@ class CancellationDesk:
         """Write records that are due from time to time, and delete old outcomes."""
         self._close_reopened()
         now_s = self._now_s()
+        # All window partitions have one outcomes topic, so that one owner is enough.
         if self._source.partition == 0 and now_s >= self._expire_s:
             self._expire_s = now_s + _EXPIRE_EVERY_S
             self._host.start(self._expire_quietly)

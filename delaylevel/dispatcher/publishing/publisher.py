@@ -219,6 +219,8 @@ class BatchPublisher:
             paused = self._gate.waits(batch, key).tolist()
             if paused:
                 if self._gate.is_paused(key.topic) and key.topic not in self._queue.state.paused:
+                    # Not waited for: without this record, the next owner takes more messages for
+                    # sent than were, and only decides later about their cancellations.
                     self._journal.append_soon(self._queue.pause(key.topic))
                 batches = self._split(batch, paused)
                 self._wait(batches[0], paused_key(key))
