@@ -120,6 +120,9 @@ def find_lost_range(
 
 
 RECEIVER_QUEUE_SIZE = 2000
+# The client counts the messages that it prefetches, not their bytes: 2,000 large ones would be
+# gigabytes. A reader that meets such a message begins again there, and prefetches less.
+_PREFETCH_BYTES = 32 << 20
 _NO_END = Position((1 << 63) - 1, 0)
 DEFAULT_POLL_TIMEOUT_MS = 30_000
 _FIRST_POLL_MS = 200
@@ -200,6 +203,13 @@ def messages_in_range(
             at = (message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
             if at >= until:
                 return
+            fitting = _fitting_queue(queue, message)
+            if fitting < queue:
+                queue, large = fitting, reader
+                reader = _open_reader(client, partition_topic, Position(*at), queue)
+                large.close()
+                read_next = read_next_of(reader)
+                continue
             following = _following(message_id, at, until)
             if not following:
                 yield message, *at
@@ -285,10 +295,11 @@ class PartitionReader:
         self._last: Any = None  # the last message that was returned
         self._next: Any = None  # a message that was taken, and comes next
         self._ask_again_s = 0.0
+        self._queue = RECEIVER_QUEUE_SIZE
         self._open()
 
     def _open(self) -> None:
-        self._reader = _open_reader(self._client, self._topic, self._start, RECEIVER_QUEUE_SIZE)
+        self._reader = _open_reader(self._client, self._topic, self._start, self._queue)
         self._read_next = read_next_of(self._reader)
         # The answer comes in a thread of the client, which sets it first, and then takes the
         # question back. The reader's thread looks at them in the opposite order.
@@ -306,6 +317,7 @@ class PartitionReader:
         message = self._receive(timeout_ms)
         if message is not None:
             self._last = message
+            self._fit(message)
         return message
 
     def burst(self, message: Any) -> Iterator[Any]:
@@ -408,8 +420,26 @@ class PartitionReader:
             self._look_s = now_s + _ANSWER_S
         return None
 
+    def _fit(self, message: Any) -> None:
+        """Prefetch fewer messages if they are as large as this one."""
+        before, fitting = self._queue, _fitting_queue(self._queue, message)
+        if fitting == before or self._is_asked or (self._answer, self._next) != (None, None):
+            return
+        self._queue = fitting
+        try:
+            self._reopen()
+        except pulsar.PulsarException:
+            # The message is on its way to the caller, and the reader goes on. It will be smaller
+            # after the next message.
+            self._queue = before
+
     def _begin_again(self) -> Any | None:
-        """Replace the reader by one that begins behind the last message; nothing is known of it."""
+        """Read on with another reader; nothing is known of a message that this one has missed."""
+        self._reopen()
+        return self._take(0)
+
+    def _reopen(self) -> None:
+        """Replace the reader by one that begins behind the last message."""
         last = self._last
         if last is not None:
             at, size = Position(*_order(last)), batch_size(last.message_id())
@@ -419,7 +449,6 @@ class PartitionReader:
         old = self._reader
         self._open()
         old.close()
-        return self._take(0)
 
 
 def _order(message: Any) -> tuple[int, int, int]:
@@ -436,6 +465,13 @@ def open_idle_reader(client: Any, topic: str, subscription_prefix: str) -> Any:
             receiver_queue_size=1,
             subscription_role_prefix=subscription_prefix,
         )
+
+
+def _fitting_queue(queue: int, message: Any) -> int:
+    """Return how many messages to prefetch, of at most ``queue``, if they are as large as this."""
+    # Not for every small difference: each time, a reader is opened.
+    fitting = max(_PREFETCH_BYTES // max(message.length(), 1), 1)
+    return fitting if 2 * fitting <= queue else queue
 
 
 def _open_reader(client: Any, topic: str, start: Position, queue: int) -> Any:

@@ -26,6 +26,7 @@ from .record import FetchedBatch, Recorder
 log = logging.getLogger(__name__)
 
 BATCH_MESSAGES = 1000
+_BATCH_BYTES = 16 << 20
 # Number of fetched batches that may wait for the owner; then reading pauses.
 BATCHES_AHEAD = 4
 _GATHER_S = 0.02
@@ -344,4 +345,6 @@ class Fetcher:
             if len(taken) < count + _LOOK_EVERY:
                 return taken
             if len(taken) == BATCH_MESSAGES or self._now_s() > until:
+                return taken
+            if taken[-1].length() * len(taken) >= _BATCH_BYTES:  # so several batches may wait
                 return taken

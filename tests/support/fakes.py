@@ -179,6 +179,9 @@ class FakeMessage:
     def topic_name(self) -> str:
         return self.topic
 
+    def length(self) -> int:
+        return len(self.value or b"")
+
     def message_id(self) -> FakeMessageId:
         return self.id
 

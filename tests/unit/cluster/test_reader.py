@@ -20,6 +20,8 @@ from support.seeds import examples
 
 Entry = tuple[int, int, int]
 TOPIC = "persistent://public/default/orders-delay-level-partition-2"
+# Each of 1 MiB and more makes a reader prefetch less.
+BODIES = [bytes(mib << 20) for mib in range(6)]
 
 
 class FakeReader:
@@ -101,13 +103,18 @@ class Partition:
         self.deliveries, self.breaks = list(deliveries), breaks
         self.readers: list[FakeReader] = []
         self.names: list[str] = []
+        self.queues: list[int] = []  # of the readers
+        self.refusals: list[Exception] = []  # of the next openings
         self.availability_checks = self.reads = self.woken = 0
         self.now_s = 100.0
 
     def create_reader(self, topic: str, start: Any, **options: Any) -> FakeReader:
         assert topic == TOPIC
         assert options["start_message_id_inclusive"] is True
+        if self.readers and self.refusals:
+            raise self.refusals.pop()
         self.names.append(options["subscription_role_prefix"])
+        self.queues.append(options["receiver_queue_size"])
         first = Position(start.ledger_id(), start.entry_id(), start.batch_index())
         behind = [message for message in self.messages if message.id.position >= first]
         self.readers.append(FakeReader(self, behind))
@@ -121,10 +128,11 @@ class Partition:
     def reader(self) -> PartitionReader:
         return PartitionReader(self, TOPIC, EARLIEST, lambda: self.now_s)
 
-    def append(self, size: int, misses: bool) -> None:
+    def append(self, size: int, misses: bool, mib: int) -> None:
         entry = len(self.messages)
         for batch in range(size) if size > 1 else [-1]:
-            self.messages.append(FakeMessage(FakeMessageId(Position(7, entry, batch), size)))
+            at = FakeMessageId(Position(7, entry, batch), size)
+            self.messages.append(FakeMessage(at, BODIES[mib]))
             self.readers[-1].arrive(self.messages[-1], misses)
 
     def answer(self) -> None:
@@ -151,6 +159,8 @@ layouts = st.lists(
 @given(layouts, st.data())
 def test_a_range_has_exactly_its_messages(layout: list[Entry], data: st.DataObject) -> None:
     client = Partition(layout)
+    for message in client.messages:
+        message.value = data.draw(st.sampled_from(BODIES[:3]))
     stored = [message.id.position for message in client.messages]
     fronts = [Position(ledger, entry) for ledger, entry, _ in layout]
     ends = sorted({*stored, *fronts, *(front.next_entry for front in fronts)})
@@ -181,7 +191,9 @@ def test_messages_that_are_missing_in_a_batch_are_passed_over(
     assert client.read(EARLIEST, end) == [at for at in every if at < end and at not in missing]
 
 
-appended = st.tuples(st.just("append"), st.sampled_from([1, 2, 3]), st.booleans())
+appended = st.tuples(
+    st.just("append"), st.sampled_from([1, 2, 3]), st.booleans(), st.sampled_from([0, 0, 1, 2, 5])
+)
 waited = st.tuples(st.just("wait"), st.sampled_from([0.001, 0.03, 0.3, 2.0]))
 other = st.tuples(st.sampled_from(["answer", "fetch"]))
 
@@ -228,7 +240,7 @@ def test_an_answer_wakes_the_one_who_asked() -> None:
     reader = partition.reader()
     assert reader.receive(0) is None
     assert partition.now_s < reader.ask(partition.wake) < partition.now_s + 0.1
-    partition.append(1, misses=False)
+    partition.append(1, misses=False, mib=0)
     assert (partition.woken, reader.receive(0)) == (0, None)
     partition.answer()
     assert partition.woken == 1
@@ -318,3 +330,30 @@ def test_an_error_is_no_reason_to_ask_again_at_once() -> None:
     partition.now_s = reader.ask(partition.wake)
     reader.ask(partition.wake)
     assert len(partition.readers[0].asked) == 1
+
+
+def large(entries: Iterable[Entry], sizes: Iterable[int]) -> Partition:
+    """Return a partition whose messages have these sizes, in MiB."""
+    partition = Partition(entries)
+    for message, size in zip(partition.messages, sizes, strict=True):
+        message.value = BODIES[size]
+    return partition
+
+
+def test_a_range_of_large_messages_is_read_with_a_short_queue() -> None:
+    partition = large([(7, 0, 0), (7, 1, 0), (7, 2, 2), (7, 3, 0), (8, 0, 0)], (0, 1, 2, 1, 5, 0))
+    every = [message.id.position for message in partition.messages]
+    assert partition.read(EARLIEST, Position(9, 0)) == every
+    assert partition.queues == [2000, 32, 16, 6]
+
+
+@pytest.mark.parametrize("refusals", [0, 1])
+def test_a_reader_that_meets_a_large_message_prefetches_fewer(refusals: int) -> None:
+    partition = large([(7, number, 0) for number in range(4)], (0, 4, 4, 0))
+    partition.refusals = [pulsar.ConnectError("away")] * refusals
+    reader = partition.reader()
+    found = [reader.receive(0) for _ in partition.messages]
+    assert found == partition.messages
+    assert partition.queues == [2000, 8]
+    reader.close()
+    assert all(each.closed for each in partition.readers)

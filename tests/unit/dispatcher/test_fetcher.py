@@ -52,9 +52,11 @@ class Window:
         )
         self.fetcher.open()
 
-    def arrive(self, entry: int, due_in_ms: int = 0, index: int = -1, size: int = 0) -> None:
+    def arrive(
+        self, entry: int, due_in_ms: int = 0, index: int = -1, size: int = 0, body: bytes = b""
+    ) -> None:
         self._dues[entry] = T0 + due_in_ms
-        self._arriving.append(FakeMessage(FakeMessageId(Position(1, entry, index), size)))
+        self._arriving.append(FakeMessage(FakeMessageId(Position(1, entry, index), size), body))
 
     def batches(self) -> list[list[int]]:
         """Return the entry IDs of each batch so far."""
@@ -108,6 +110,15 @@ def test_messages_that_are_due_later_come_together(window: Window) -> None:
     window.now_s += 0.1
     window.fetcher.fetch()
     assert window.batches() == [[entry << 10 for entry in range(3)]]
+
+
+def test_large_messages_come_in_small_batches(window: Window) -> None:
+    body = bytes(1 << 20)
+    for entry in range(100):
+        window.arrive(entry, body=body)
+    while window.fetcher.gather():
+        pass
+    assert [len(each) for each in window.batches()] == [20] * 5
 
 
 def test_a_message_that_is_due_soon_is_passed_on_at_once(window: Window) -> None:
