@@ -287,6 +287,8 @@ def test_a_producer_with_unanswered_messages_is_not_forgotten() -> None:
     first = world.sent(1, 2)
     first.answer(pulsar.Result.UnknownError, only=slice(1))
     assert world.outcomes() == [(1, "unknown")]  # the answer to the other one is on its way
+    world.time_s += 10
+    world.pool.close_idle()
     world.orders.open()
     assert world.sent(3) is first
     first.answer(pulsar.Result.UnknownError)
@@ -351,6 +353,7 @@ def test_a_lost_producer_is_replaced_as_soon_as_a_broker_serves_the_topic(
     found.answer(result)
     before, later = outcomes
     assert world.run() == [(1, before), (2, before), (3, later)], "in their order"
+    assert world.refusal is None, "that is the fault of the messages"
 
 
 @pytest.mark.parametrize("last", [1, 2])
@@ -386,12 +389,14 @@ def test_confirmations_of_partitions_do_not_wait_for_one_without_a_connection() 
     world = World()
     world.client.partitions = 2
     world.settle(0)
-    lost = world.lost(1, 2, 3, 4)
+    lost = world.lost(1, 2, 3, 4, 5)
     world.client.away = UNSERVED
     lost.answer(only=slice(1, None, 2))  # those of the other partition
     assert world.run(0.5) == [(2, "stored"), (4, "stored")]
+    lost.answer(ledger=8, only=slice(2, 3))
+    assert not world.run(0.5), "nobody could look at the topic with this ledger"
     world.client.away = None
-    assert not world.run(10)
+    assert world.run(10) == [(5, "stored")]
     (found,) = world.client.open
     assert len(found.sent) == 2, "only what has no answer is sent again"
 
@@ -430,6 +435,51 @@ def test_a_producer_that_is_given_up_is_not_looked_at_again_and_again() -> None:
         world.work()
         world.time_s += 0.05
     assert looks < 5
+
+
+def test_a_target_that_confirms_again_takes_messages_at_once() -> None:
+    world = World(patience_s=5.0)
+    world.settle(0)
+    lost = world.lost(1)
+    world.client.away = UNSERVED
+    world.run(6)
+    assert world.refusal
+    lost.answer()
+    assert world.outcomes() == [(1, "stored")]
+    assert world.refusal is None
+
+
+def test_a_target_is_not_to_blame_for_a_suspended_process() -> None:
+    world = World()
+    world.settle(0)
+    producer = world.lost(1)
+    world.time_s += 1000
+    assert not world.run()
+    assert world.refusal is None
+    producer.answer()
+    assert world.outcomes() == [(1, "stored")]
+
+
+def test_a_name_that_another_process_holds_is_waited_for() -> None:
+    """A broker needs some seconds to notice that the process hangs."""
+    world = World("name", patience_s=5.0)
+    world.client.refusal = pulsar.ProducerBusy("in use")
+    world.send(1)
+    assert not world.run(25)
+    world.client.refusal = None
+    world.run(2)
+    assert world.client.open[0].sent
+
+
+def test_a_name_is_free_only_after_the_last_producer_is_closed() -> None:
+    world = World("name")
+    world.settle(1)
+    world.orders.give_up()
+    world.send(2)
+    assert not world.outcomes()
+    assert len(world.jobs) == 1  # the close
+    world.run()
+    assert (len(world.client.open), world.client.openings) == (1, 2)
 
 
 # -- receivers
@@ -563,17 +613,6 @@ def test_a_known_target_is_opened_soon_without_the_admin_interface(name: str, ha
         world.close_idle()
 
 
-def test_a_confirmation_from_a_new_ledger_waits_for_the_admin_interface() -> None:
-    world = known()
-    assert not world.settle(2, ledger=8), "it may come from a new topic of the same name"
-    assert world.settle(3) == [(3, "stored")]
-    world.client.away = None
-    assert world.settle(4, ledger=8) == [(2, "stored"), (4, "stored")]
-    world.close_idle()
-    world.client.away = NOBODY
-    assert world.settle(5, ledger=8) == [(5, "stored")], "the new ledger is known now"
-
-
 def test_one_ledger_that_is_known_does_not_verify_the_others() -> None:
     world = World()
     world.settle(1)
@@ -590,6 +629,9 @@ def test_one_ledger_that_is_known_does_not_verify_the_others() -> None:
     assert looks < 10, "not again and again"
     world.client.away = None
     assert world.run(2) == [(2, "stored"), (3, "stored")]
+    world.client.away = NOBODY
+    assert world.settle(4, ledger=8) == [(4, "stored")], "the new ledger is known now"
+    assert world.settle(5) == [(5, "stored")], "as is the old one"
 
 
 def test_a_topic_that_was_created_again_meanwhile_keeps_nothing() -> None:
@@ -672,6 +714,7 @@ def test_a_target_with_messages_of_an_earlier_process_waits_for_the_admin_interf
     assert not world.client.open
     world.client.away, world.client.last_sequence_id = None, last
     assert world.run(6) == [(2, outcome)]
+    assert world.refusal is None
 
 
 def test_a_deduplicated_message_is_perhaps_known_by_a_new_topic() -> None:
