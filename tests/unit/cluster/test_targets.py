@@ -482,6 +482,15 @@ def test_a_name_is_free_only_after_the_last_producer_is_closed() -> None:
     assert (len(world.client.open), world.client.openings) == (1, 2)
 
 
+def test_a_throttled_target_keeps_its_producer_while_it_is_connected() -> None:
+    world = World(patience_s=5.0)
+    world.sent(1)
+    assert not world.run(200)
+    assert world.refusal is None
+    assert world.run(102) == [(1, "unknown")]
+    assert world.refusal
+
+
 # -- receivers
 
 
@@ -587,6 +596,20 @@ def test_confirmations_are_verified_before_another_producer_is_opened() -> None:
     world.orders.open()
     world.run()
     assert world.client.openings == 1
+
+
+def test_a_look_verifies_only_what_was_confirmed_before_it() -> None:
+    """A later confirmation may be that of a topic that was created again since."""
+    world = World()
+    producer = world.sent(1, 2)
+    producer.answer(only=slice(1))
+    assert not world.outcomes()
+    producer.answer(ledger=8)
+    assert not world.outcomes()
+    (look,) = world.jobs
+    world.jobs.clear()
+    look()
+    assert world.outcomes() == [(1, "stored")]
 
 
 # -- without the admin interface
