@@ -96,10 +96,8 @@ class Address:
 _known: dict[str, Address] = {}
 
 
-def address_at(url: str) -> Address:
-    """Return the address of the broker at a URL, always the same instance."""
-    parts = urlsplit(url)
-    base = f"{parts.scheme}://{parts.netloc}"
+def address_at(base: str) -> Address:
+    """Return the address with a base URL, which may have a path; always the same instance."""
     return _known.setdefault(base, Address(base))
 
 
@@ -312,7 +310,8 @@ class Rest:
                     f"{first.url} redirects in a circle: no broker owns the topic now; try again",
                     status=307,
                 )
-            url, owner = place, address_at(place)
+            url, parts = place, urlsplit(place)
+            owner = address_at(f"{parts.scheme}://{parts.netloc}")
             left_s = max(until_s - time.monotonic(), min(self._timeout_s, _LEAST_S))
             try:
                 # Not by urllib3, which would drop the token.

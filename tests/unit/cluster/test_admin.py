@@ -63,6 +63,13 @@ def test_a_redirect_keeps_method_body_and_token(
     assert headers["Content-Type"] == "application/vnd.partitioned-topic-metadata+json"
 
 
+def test_an_address_behind_a_gateway_keeps_its_path(server: Server) -> None:
+    server.answer = lambda method, path: FOUND
+    assert Admin(f"{server.url}/pulsar/").properties(TOPIC) == {"a": "b"}
+    ((_, path, _, _),) = server.seen
+    assert path.startswith("/pulsar/admin/v2/persistent/public/default/orders")
+
+
 def test_a_redirect_in_a_circle_ends(server: Server) -> None:
     server.answer = lambda method, path: (307, {"Location": server.url + path}, b"")
     with pytest.raises(AdminError, match="redirects in a circle"):
