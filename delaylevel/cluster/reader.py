@@ -425,6 +425,8 @@ class PartitionReader:
         before, fitting = self._queue, _fitting_queue(self._queue, message)
         if fitting == before or self._is_asked or (self._answer, self._next) != (None, None):
             return
+        if not self._reader.is_connected():
+            return  # an opening would wait for the broker, and so would this message
         self._queue = fitting
         try:
             self._reopen()

@@ -357,3 +357,14 @@ def test_a_reader_that_meets_a_large_message_prefetches_fewer(refusals: int) -> 
     assert partition.queues == [2000, 8]
     reader.close()
     assert all(each.closed for each in partition.readers)
+
+
+def test_a_large_message_waits_for_no_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = large([(7, number, 0) for number in range(3)], (4, 4, 0))
+    reader = partition.reader()
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeReader, "is_connected", lambda self: False)
+        assert reader.receive(0) == partition.messages[0]
+        assert partition.queues == [2000]
+    assert [reader.receive(0) for _ in range(2)] == partition.messages[1:]
+    assert partition.queues == [2000, 8]
