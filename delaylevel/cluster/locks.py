@@ -85,8 +85,8 @@ class PartitionLock:
         Call it only when the broker has confirmed all messages that those were forwarded as. If
         ``end`` is inside a batch, the entry of that batch stays unacknowledged.
         """
-        # At the begin of a ledger there is no entry before to name. The first one of this ledger
-        # acknowledges the ledgers before it, too.
+        # At the beginning of a ledger there is no earlier entry to name. Once the first one of this
+        # ledger is acknowledged, so are the ledgers before it.
         if end == EARLIEST or end.entry < 1:
             return
         self._consumers[source.topic].acknowledge_cumulative(
