@@ -25,7 +25,7 @@ from delaylevel.producer.client import DelayLevelClient
 from delaylevel.producer.receipts import check_cancellable
 
 from . import options
-from .command import Settings, examples, pass_settings, together
+from .command import Settings, examples, together
 from .failures import finish, outcome_tone
 from .inspection import id_option, inspector, query, selection_options
 from .options import DURATION
@@ -224,7 +224,6 @@ _OUTCOMES: tuple[Column, ...] = (
 _RESCHEDULED = (*_OUTCOMES, Column("new_id", head="NEW ID"), Column("new_due_ms", "time", rank=1))
 
 _changing = together(
-    click.argument("topic"),
     click.option("--receipt", metavar="TEXT", help="Receipt of the message, instead of its ID."),
     selection_options,
     click.option(
@@ -237,18 +236,16 @@ _changing = together(
         type=DURATION,
         help="Time to wait for outcomes; by default they are not waited for.",
     ),
-    options.output,
 )
 
 
-@examples(
+@options.topic_command(
+    pending,
     "delaylevel pending cancel orders --id renewal-4711",
     "delaylevel pending cancel orders --key customer-7 --count 3 --timeout 1s",
     "delaylevel pending cancel orders --where \"properties['kind'] = 'reminder'\" --count 120",
 )
-@pending.command()
 @_changing
-@pass_settings
 def cancel(settings: Settings, topic: str, **arguments: Any) -> None:
     """Cancel pending messages of TOPIC.
 
@@ -262,14 +259,13 @@ def cancel(settings: Settings, topic: str, **arguments: Any) -> None:
     _change(settings, topic, changes.cancel, _OUTCOMES, **arguments)
 
 
-@examples(
+@options.topic_command(
+    pending,
     "delaylevel pending reschedule orders --id renewal-4711 --at +2d",
     "delaylevel pending reschedule orders --key customer-7 --count 3 --at 2030-01-31T12:00:00Z",
 )
-@pending.command()
 @_changing
 @options.at("deliver_at", required=True)
-@pass_settings
 def reschedule(settings: Settings, topic: str, deliver_at: int, **arguments: Any) -> None:
     """Give pending messages of TOPIC another due time.
 
@@ -286,13 +282,12 @@ def reschedule(settings: Settings, topic: str, deliver_at: int, **arguments: Any
     _change(settings, topic, change, _RESCHEDULED, **arguments)
 
 
-@examples(
+@options.topic_command(
+    pending,
     "delaylevel pending fire orders --id renewal-4711",
     "delaylevel pending fire orders --key customer-7 --count 3 --timeout 1s",
 )
-@pending.command()
 @_changing
-@pass_settings
 def fire(settings: Settings, topic: str, **arguments: Any) -> None:
     """Deliver pending messages of TOPIC now.
 
