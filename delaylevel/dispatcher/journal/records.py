@@ -216,7 +216,7 @@ class Refused(NamedTuple):
 class Paused(NamedTuple):
     """The paused targets with messages that wait for the end of their pause; it replaces the last.
 
-    It is confirmed before a message is sent to a target that it lists no longer.
+    It is confirmed before a message of a target that it lists no longer is sent or set aside.
 
     Attributes:
         targets: due time up to which messages may have been sent to each target, by its name, ms

@@ -210,8 +210,8 @@ class Flights:
 
     def launch(self, flights: list[Flight]) -> None:
         """Send flights, with sequence IDs after their intents; leave many to `send_prepared`."""
-        # Before anything is sent: until this record is stored, the next owner may cancel what
-        # waited for the end of the pause.
+        # Before anything is sent or set aside: until this record is stored, the next owner may
+        # cancel what waited for the end of the pause.
         if self._queue.state.paused:
             self._end_pauses(flights)
         if self._numbered:
@@ -267,8 +267,9 @@ class Flights:
         return max(_SHORTEST_PAUSE_S, _TOGETHER / self._rate)
 
     def _end_pauses(self, flights: list[Flight]) -> None:
-        """Record that messages are sent to targets that were paused."""
-        record = self._queue.resume({flight.key.topic for flight in flights if flight.key})
+        """Record that messages of targets that were paused are sent, or set aside."""
+        # What is held comes back with its next attempt, which no cancellation names.
+        record = self._queue.resume({flight.batch.messages[0].target for flight in flights})
         if record is not None:
             self._journal.append(record)
 

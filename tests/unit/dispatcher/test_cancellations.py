@@ -75,6 +75,23 @@ def test_what_waits_for_the_end_of_a_pause_is_cancelled_after_a_takeover(run: Si
     assert work(run) == before | {"as the first": {"too late"}}
 
 
+def test_what_is_set_aside_after_a_pause_is_not_cancelled_after_a_takeover(run: Simulation) -> None:
+    """It comes back with its next attempt, which no cancellation names."""
+    run.pause(ORDERS)
+    run.send(1, ORDERS, too_big=False)
+    run.wait(60)
+    work(run)
+    run.resume()
+    run.pool.refuse(ORDERS, "", "it is over its quota")
+    assert work(run) == {}
+    assert run.broker.topics[run.description.held_topic.partition(0).full].messages
+    run.takeover(random.Random(0), worst=True)
+    run.cancel(0, ORDERS)
+    run.settle()
+    assert run.outcomes() == {"id-0": {"too late"}}
+    run.check()
+
+
 def test_a_message_that_waits_for_its_target_is_cancelled(run: Simulation) -> None:
     run.pause(ORDERS)
     run.send(3, ORDERS, too_big=False)
