@@ -5,10 +5,11 @@ records; it does no input or output. A cancelled message is not searched for: it
 and is dropped by its ID as soon as it is taken out, for whatever reason. After a takeover, it is a
 copy of a known message.
 
-A message is cancelled only if neither this owner nor an
-earlier one can have sent it: it is pending, and was not due some seconds after the takeover. An
-owner sends only what is due, and only within a second after its journal confirmed a record. So what
-was due later was not sent by an earlier owner, not even by one that was suspended or cut off.
+A message is cancelled only if neither this owner nor an earlier one can have sent it: it is
+pending, and was not due some seconds after the takeover, nor after the latest record of an earlier
+owner, by its clock. An owner sends only what is due, and only within a second after its journal
+confirmed a record. So what was due later was not sent by an earlier owner, not even by one that was
+suspended or cut off, or whose clock was ahead.
 
 For the ID of a cancellation, the first of these that applies:
 
@@ -21,8 +22,8 @@ was released                                ``too late``, with the time if it is
 is being published                          none: it waits for the release
 was refused by its target before            none: it waits, because the held topic may have it
 was due before the takeover, or up to       none: it waits for the release, because an earlier
-5 s after it                                owner may have sent it. While its target is paused,
-                                            this holds only for what was due before the pause.
+5 s after it, by the clock of either        owner may have sent it. While its target is paused,
+owner                                       this holds only for what was due before the pause.
 is pending                                  ``cancelled``, after a Disposition record
 is anything else                            none: it waits for the message until its due time plus
                                             a grace period, then ``unknown``. Everything that was
@@ -63,8 +64,8 @@ _MESSAGES = 100_000
 # A lookup goes through all blocks. Releases of a few messages are joined to blocks of this size.
 _BLOCK = 1_000
 _SINGLE = 200
-#: Time after a takeover up to which an earlier owner may send what is due, ms: one second after the
-#: last record that its journal confirmed, and a difference of the clocks.
+#: Time after a takeover, and after the latest record, up to which an earlier owner may send what is
+#: due, ms: one second after that record, and some more to be sure.
 UNCLEAR_MS = 5_000
 _TARGET = WindowMessage._fields.index("target")
 _REASONS = {
@@ -162,7 +163,7 @@ class Cancellations:
 
     Args:
         pending: the pending messages, which include cancellations that wait.
-        grace_ms, unclear_until_ms: as for `DelayQueue`.
+        grace_ms: as for `DelayQueue`.
 
     Attributes:
         waiting: number of cancellations that wait for their messages.
@@ -178,7 +179,6 @@ class Cancellations:
         clock: Clock,
         *,
         grace_ms: int,
-        unclear_until_ms: int,
     ) -> None:
         self._state = state
         self._pending = pending
@@ -186,7 +186,7 @@ class Cancellations:
         self._releases = releases
         self._clock = clock
         self._grace_ms = grace_ms
-        self._unclear_until_ms = unclear_until_ms
+        self._unclear_until_ms = state.sent_until_ms  # by earlier owners
         self.waiting = self.cancelled = 0
         self._undecided: list[CancelRequest] = []
         self._unproven: list[CancelRequest] = []

@@ -185,7 +185,6 @@ class DelayQueue:
         attribute: str | None = None,
         releases: RecentReleases | None = None,
         grace_ms: int = 60_000,
-        unclear_until_ms: int = 0,
     ) -> None:
         """Create a queue without pending messages.
 
@@ -198,8 +197,6 @@ class DelayQueue:
             attribute: as for `PendingIndex`.
             grace_ms: time after its due time until which the message of a cancellation is waited
                 for, ms.
-            unclear_until_ms: due time up to which an earlier owner may have sent messages, ms since
-                the epoch; 0 if there was none.
         """
         self.state = state
         self.pending = PendingIndex(segments, attribute)
@@ -211,7 +208,6 @@ class DelayQueue:
             clock, None if overflow is None else lambda: PendingIndex(overflow(), attribute)
         )
         self.unresolved = UnresolvedIntents(state)
-        self._sent_until_ms = unclear_until_ms
         self._releases = releases or RecentReleases()
         self.cancelling = Cancellations(
             state,
@@ -220,7 +216,6 @@ class DelayQueue:
             self._releases,
             clock,
             grace_ms=grace_ms,
-            unclear_until_ms=unclear_until_ms,
         )
 
     def __len__(self) -> int:
@@ -380,7 +375,7 @@ class DelayQueue:
 
     def pause(self, target: str) -> Paused:
         """Return the record of a paused target whose first message waits."""
-        return self._pause({**self.state.paused, target: self._sent_until_ms})
+        return self._pause({**self.state.paused, target: self.state.sent_until_ms})
 
     def resume(self, targets: Collection[str]) -> Paused | None:
         """Return the record to be confirmed before messages are sent to targets; None for none."""
@@ -454,7 +449,8 @@ class DelayQueue:
         self.open.launched[batch.number] = batch, ids
         self._launched += len(batch)
         # For the next Paused record: what is due later than this was not sent before the pause.
-        self._sent_until_ms = max(self._sent_until_ms, int(batch.due_ms.max()))
+        state = self.state
+        state.sent_until_ms = max(state.sent_until_ms, int(batch.due_ms.max()))
 
     def _release(
         self,

@@ -232,6 +232,10 @@ class PartitionOwner:
         )
         is_first = journal.is_new  # the claim ends this; nobody has sent anything before
         journal.claim()  # before anything is decided from what was read
+        if not is_first:
+            # The clock of an earlier owner may have been ahead of this one, also on one machine.
+            latest_ms = max(journal.latest_ms, clock.now_ms())
+            state.sent_until_ms = max(state.sent_until_ms, latest_ms + UNCLEAR_MS)
         directory, slow = self._directory, count(1)
         segments = PendingSegments(
             directory,
@@ -253,7 +257,6 @@ class PartitionOwner:
             attribute=description.attribute,
             releases=releases,
             grace_ms=settings.cancel_grace_ms,
-            unclear_until_ms=0 if is_first else clock.now_ms() + UNCLEAR_MS,
         )
 
     def _make_fetcher(self) -> Fetcher:

@@ -104,12 +104,14 @@ class Time:
 
     Attributes:
         seconds: time since the start.
+        ahead_ms: time by which the clock of the present process is wrong.
     """
 
     seconds = 0.0
+    ahead_ms = 0
 
     def now_ms(self) -> int:
-        return T0 + int(self.seconds * 1000)
+        return T0 + self.ahead_ms + int(self.seconds * 1000)
 
     def monotonic_s(self) -> float:
         return self.seconds
@@ -372,7 +374,13 @@ class Broker(FakeAdmin):
 
 
 class JournalTopic:
-    """The journal on the broker: the records that are stored, and the present writer."""
+    """The journal on the broker: the records that are stored, and the present writer.
+
+    Attributes:
+        latest_ms: latest time by the clock of a writer since the last snapshot.
+    """
+
+    latest_ms = 0
 
     def __init__(self) -> None:
         self.confirmed: list[bytes] = []
@@ -387,12 +395,12 @@ class SimulatedJournal:
 
     def __init__(self, topic: JournalTopic, time: Time) -> None:
         topic.writer = self
-        self.is_new = not topic.confirmed
+        self.is_new, self.latest_ms = not topic.confirmed, topic.latest_ms
         self._topic = topic
         self._time = time
-        self.tail: list[tuple[bytes, float]] = []
+        self.tail: list[tuple[bytes, tuple[float, int]]] = []  # with both times
         self.stored = 0
-        self._proven_s = float("-inf")
+        self._proven_s, self._proven_ms = float("-inf"), 0
         self.fails_after = -1  # number of records; never below 0
 
     def read(self) -> list[bytes]:
@@ -410,7 +418,8 @@ class SimulatedJournal:
 
     @property
     def proof_age_s(self) -> float:
-        return self._time.seconds - self._proven_s
+        age_ms = self._time.now_ms() - self._proven_ms
+        return max(self._time.seconds - self._proven_s, age_ms / 1000)
 
     def append(self, record: Record) -> None:
         self.append_soon(record)
@@ -421,7 +430,7 @@ class SimulatedJournal:
         if not self.fails_after:
             raise BrokerError("the journal does not confirm")
         self.fails_after -= 1
-        self.tail.append((encode(record), self._time.seconds))
+        self.tail.append((encode(record), (self._time.seconds, self._time.now_ms())))
         return self.stored + len(self.tail)
 
     def check(self) -> None:
@@ -431,15 +440,17 @@ class SimulatedJournal:
 
     def store(self, count: int) -> None:
         """Store the first records, and let the writer know."""
-        for data, seconds in self.tail[:count] if self._topic.writer is self else []:
+        for data, (seconds, at_ms) in self.tail[:count] if self._topic.writer is self else []:
             self._topic.confirmed.append(data)
+            self._topic.latest_ms = max(self._topic.latest_ms, at_ms)
             self.stored += 1
-            self._proven_s = seconds
+            self._proven_s, self._proven_ms = seconds, at_ms
         del self.tail[:count]
 
     def snapshot(self, chunks: list[bytes]) -> None:
         self.store(len(self.tail))
         self._topic.confirmed += chunks
+        self._topic.latest_ms = self._time.now_ms()  # what is before is acknowledged
 
 
 class Simulation:
@@ -454,9 +465,11 @@ class Simulation:
         expired: number of times that a message was set aside because of its expiry, by ID.
         name: function that returns the ID of a message from its number.
         remember: number of IDs that an owner remembers.
+        clocks_differ: True if the clocks of processes did, so that their times cannot be compared.
     """
 
     remember = 1_000
+    clocks_differ = False
 
     def __init__(self, numbered: bool, directory: Path, partitions: int = 0, **values: Any) -> None:
         self.numbered = numbered
@@ -828,6 +841,8 @@ class Simulation:
         letters = self.broker.topics.get(self.description.dead_letter_topic.partition(0).full)
         dead = any(each[env.ID] == outcome.id for _, each in letters.messages) if letters else False
         assert outcome.decided_ms is not None
+        if self.clocks_differ:
+            return
         if "no such message" in outcome.reason and not dead:
             first_ms = self._arrived_ms.get((outcome.id, outcome.target))
             assert outcome.decided_ms >= outcome.due_ms + GRACE_MS

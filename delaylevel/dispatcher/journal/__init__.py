@@ -52,13 +52,14 @@ release of another one's.
    later sequence ID would make an earlier message look stored. The next intent is confirmed after
    their Resolved records, because the journal keeps the order.
 8. A message is cancelled by a Disposition record, and only if it is pending and was not due 5 s
-   after the takeover: by rule 1, no earlier owner has sent it then, nor will, even if the clocks
-   differ by some seconds. Its outcome is published after the journal has confirmed that record. An
-   outcome without a record of its own follows a LowWatermark record. So each outcome is that of the
-   owner at the time of its decision.
+   after the takeover, nor 5 s after the latest publish time of a record: by rule 1, no earlier
+   owner has sent it then, nor will, whatever the clocks of both say. Snapshots keep that time. Its
+   outcome is published after the journal has confirmed the record. An outcome without a record of
+   its own follows a LowWatermark record. So each outcome is that of the owner at the time of its
+   decision.
 9. The first message that waits for the end of a pause is preceded by a Paused record, and the first
-   one that is sent to the target afterwards by another one, which is confirmed. What waited in
-   between was not sent, so it can be cancelled after a takeover, too.
+   one of the target that is sent or set aside afterwards by another one, which is confirmed. What
+   waited in between was not sent, so it can be cancelled after a takeover, too.
 
 States of one message
 ---------------------
@@ -172,10 +173,10 @@ Snapshots
 ---------
 A snapshot is a whole `JournalState`: the low watermark, a Roaring bitmap of the released positions
 from there on, the highest released position, the IDs, the open intents, the next intent number, the
-next sequence ID of each target, the refused positions, the paused targets, and the IDs of
-Disposition records. It is
-cut into chunks that fit into a message. A complete one stands for everything before its first
-chunk; records between its chunks come after it. The owner writes one at a takeover, when the
-journal has grown by 8 MiB and by twice the last snapshot, and when it stops. Then it acknowledges
-the journal up to the first chunk, so that the broker can delete what is before.
+next sequence ID of each target, the refused positions, the paused targets, the due time up to which
+messages may have been sent, and the IDs of Disposition records. It is cut into chunks that fit into
+a message. A complete one stands for everything before its first chunk; records between its chunks
+come after it. The owner writes one at a takeover, when the journal has grown by 8 MiB and by twice
+the last snapshot, and when it stops. Then it acknowledges the journal up to the first chunk, so
+that the broker can delete what is before.
 """

@@ -133,6 +133,8 @@ class JournalState:
         set_aside: IDs of the other messages that were not published, by the reason.
         paused: paused targets whose messages wait, and due time up to which messages may have been
             sent to them, ms since the epoch.
+        sent_until_ms: due time up to which any owner may have sent messages, ms since the epoch. No
+            record has it, but the snapshots.
     """
 
     def __init__(self, capacity: int = 100_000_000) -> None:
@@ -145,6 +147,7 @@ class JournalState:
         self.sequences: dict[str, int] = {}
         self.refused = BitMap64()
         self.paused: dict[str, int] = {}
+        self.sent_until_ms = 0
         # Twice as many IDs as in the memory for one key, so that none is forgotten earlier.
         self.cancelled = CancelledIds(2 * capacity)
         self.set_aside = {kind: Deduplicator(2 * capacity) for kind in _BOUNDED}
@@ -249,6 +252,7 @@ class JournalState:
         data = packed_values(
             {
                 "numbers": [self.low_watermark, self.next_number, self._highest],
+                "sent_until_ms": self.sent_until_ms,
                 "released": _compressed(self.released.serialize()),
                 "memory": _ids_in(self.memory),
                 "intents": list(map(encode, self.open_intents.values())),
@@ -271,6 +275,7 @@ class JournalState:
         try:
             saved = unpacked_values(data)
             self.low_watermark, self.next_number, self._highest = saved["numbers"]
+            self.sent_until_ms = saved["sent_until_ms"]
             self.released = BitMap64.deserialize(_decompressed(saved["released"]))
             _restore(self.memory, saved["memory"])
             intents = [cast("Intent", decode(each)) for each in saved["intents"]]

@@ -122,6 +122,8 @@ class Journal:
         size_bytes: bytes written since the last snapshot; before the first one, bytes read too.
         stored: number of records that are stored and count, with all before them.
         read_ms: publish time of the record that was read last, ms since the epoch.
+        latest_ms: latest publish time of what was read, by the clocks of earlier owners, ms since
+            the epoch.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class Journal:
         self._lock = lock
         self._now: Callable[[], _Times] = lambda: (now_s(), now_ms())
         self._failure: str | None = None
-        self.size_bytes = self.read_ms = 0
+        self.size_bytes = self.read_ms = self.latest_ms = 0
         self._written = self.stored = 0
         # Monotonic and wall time at which the last record that counts was written.
         self._proven = float("-inf"), 0
@@ -165,6 +167,7 @@ class Journal:
             self._order.last = last.entry_start
             return
         for data, publish_ms in self._read_range(mark, last):
+            self.latest_ms = max(self.latest_ms, publish_ms)
             if data is not None:
                 self.size_bytes += len(data)
                 self.read_ms = publish_ms

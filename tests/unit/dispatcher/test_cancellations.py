@@ -92,6 +92,32 @@ def test_what_is_set_aside_after_a_pause_is_not_cancelled_after_a_takeover(run: 
     run.check()
 
 
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("takeovers", [1, 2])
+def test_what_was_sent_by_a_clock_that_was_ahead_is_not_cancelled_after_a_takeover(
+    takeovers: int, numbered: bool, tmp_path: Path
+) -> None:
+    run = Simulation(numbered, tmp_path)
+    run.send(1, ORDERS, too_big=False)
+    for _ in range(20):
+        run.round(0.1)
+    run.clock.ahead_ms = 60_000
+    run.send(2, ORDERS, too_big=False, due_in_ms=(10, 60_000))
+    run.wait(0.01)
+    work(run)
+    assert list(run.sent_ms) == ["id-0", "id-1"]
+    run.clock.ahead_ms = 0
+    for _ in range(takeovers):
+        run.takeover(random.Random(0), worst=True)
+    run.broker.topics[ORDERS].away = True  # it does not tell what it has stored
+    run.cancel(1, ORDERS, 60_000)
+    run.cancel(2, ORDERS, 120_000)
+    assert work(run) == {"id-2": {"cancelled"}}
+    run.settle()
+    assert run.outcomes() == {"id-1": {"too late"}, "id-2": {"cancelled"}}
+    run.check()
+
+
 def test_a_message_that_waits_for_its_target_is_cancelled(run: Simulation) -> None:
     run.pause(ORDERS)
     run.send(3, ORDERS, too_big=False)

@@ -203,6 +203,11 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         # The reader connects again, and reads some messages once more.
         run.offered = max(run.offered - 3 * amount, 0)
         run.cycle()
+    elif action == "clock":
+        # Another machine takes over, whose clock is wrong by some time.
+        run.clocks_differ = True
+        run.clock.ahead_ms = 10_000 * (amount - 3)
+        run.takeover(rng, worst=which == 1)
     elif action == "expiring":
         run.send(amount, target, False, "", (10, 250), (30, 200, 1_000, 60_000))
         run.cycle()
@@ -267,6 +272,12 @@ def test_no_cancelled_message_is_forgotten_while_it_is_pending(
     # Copies are recognized by these IDs, too, and a copy is forgotten with them.
     actions = tuple(action for action in ACTIONS if action != "copy")
     search_runs(numbered, False, actions=actions + ("cancel", "cancel and takeover") * 4)
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_no_cancelled_message_is_published_whatever_the_clocks_say(numbered: bool) -> None:
+    more = ("clock", "cancel", "cancel and takeover", "publish", "store") * 3
+    search_runs(numbered, False, actions=ACTIONS + more)
 
 
 def test_the_runs_reach_everything() -> None:

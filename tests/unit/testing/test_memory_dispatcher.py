@@ -361,6 +361,28 @@ def test_a_cancellation_of_which_a_topic_refuses_something_is_told_later(
     assert (bench.told(), bench.delivered()) == ([CANCELLED], [])
 
 
+def test_what_was_released_by_a_clock_that_was_ahead_is_not_cancelled(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipt = bench.send(b"x", HOUR)
+    bench.clock.step(HOUR)
+    first = bench.dispatcher()
+    with monkeypatch.context() as patch:
+        patch.setattr(Flights, "write_commits", lambda _: None)
+        bench.run(first)
+        first.kill()
+    assert bench.delivered() == [b"x"]
+    bench.clock.step(-HOUR)
+    second = bench.dispatcher()
+    bench.run(second)
+    bench.producer.cancel(receipt)
+    bench.run(second)
+    assert bench.told() == []
+    bench.clock.advance(HOUR)
+    bench.run(second)
+    assert bench.told() == [TOO_LATE]
+
+
 def test_a_decision_without_a_record_of_its_own_waits_for_the_journal(bench: Bench) -> None:
     receipt = bench.send(b"x", HOUR)
     bench.producer.cancel(receipt)
