@@ -89,7 +89,9 @@ class Pauses:
     def spread(self, target: str, now_ms: int) -> Spread | None:
         """Return the time over which a target's backlog is released; None if it is over."""
         found = [each for name, each in self.resumed if name in (ALL, target)]
-        found = [each for each in found if each.begin_ms <= now_ms <= each.end_ms]
+        # By a clock that is behind that of the resume, it begins later. One that is far ahead must
+        # not keep the backlog for ever.
+        found = [each for each in found if abs(now_ms - each.begin_ms) <= each.length_ms]
         return max(found, key=lambda each: each.end_ms, default=None)
 
     def pause(self, target: str, now_ms: int) -> Pauses:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from delaylevel.model.level_topic import ALL
 from support.simulation import TARGETS, Simulation
 
 ORDERS, INVOICES = TARGETS
@@ -69,6 +71,21 @@ def test_a_spread_is_even_and_later_messages_are_on_time(run: Simulation) -> Non
     assert after_ms[-1] < 10_100
     by_second = Counter(each // 1000 for each in after_ms)
     assert all(27 <= by_second[second] <= 33 for second in range(10))
+
+
+def test_a_spread_is_even_by_a_clock_that_is_behind(run: Simulation) -> None:
+    put(run)
+    run_for(run, 1)
+    run.pause()
+    waits = [put(run) for _ in range(100)]
+    run_for(run, 1)
+    begin_ms = run.clock.now_ms() + 3_000  # by the clock of the machine where it was resumed
+    pauses = run.description.pauses.resume(ALL, begin_ms, 10_000)
+    run.description = replace(run.description, pauses=pauses)
+    run_for(run, 15)
+    after_ms = [run.sent_ms[message_id] - begin_ms for message_id in waits]
+    by_second = Counter(each // 1000 for each in after_ms)
+    assert all(7 <= by_second[second] <= 13 for second in range(10)), by_second
 
 
 @pytest.mark.parametrize("partitions", [0, 1])

@@ -31,6 +31,8 @@ def test_the_messages_of_a_pause_leave_evenly() -> None:
     assert spread == Spread(10_000, 60_000)
     assert pauses.spread(B, 10_000) is None
     assert pauses.spread(A, 70_001) is None
+    assert pauses.spread(A, 9_000) == spread, "another clock is behind"
+    assert pauses.spread(A, -50_001) is None
     left, last_ms, released = 6_000, 10_000, []
     for now_ms in range(10_000, 70_001, 1_000):
         count, last_ms = spread.take(left, last_ms, now_ms)
