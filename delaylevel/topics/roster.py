@@ -50,7 +50,8 @@ class DescriptionCache:
     Several threads may use one cache.
 
     Args:
-        description: description that was read just now; by default it is read.
+        description: description to begin with, of any age: it is read again before it is used. By
+            default it is read at once.
 
     Attributes:
         failing: True if the last read failed.
@@ -72,14 +73,13 @@ class DescriptionCache:
         self.failing = self._is_outdated = False
         self.ask: Callable[[], object] | None = None
         self._lock = threading.Lock()  # held during a read
-        self._tried_s = now_s()
+        begun_s = now_s() if description is None else float("-inf")
         # The description, and the time at which its reading began: one value, so that a thread
         # that does not hold the lock never sees one without the other.
-        self._known = (description, float("-inf")) if description else (read(), self._tried_s)
-        self._read_s = self._ended_s = self._tried_s  # begin of the last read, end of the last try
+        self._known = description or read(), begun_s
+        # Begin of the last try, begin of the last read, end of the last try.
+        self._tried_s = self._read_s = self._ended_s = begun_s
         self._asked_s: float | None = None
-        if description is not None:
-            self._tried_s = float("-inf")
 
     def latest(self) -> LevelTopicDescription:
         """Return the description as it was read last."""

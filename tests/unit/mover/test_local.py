@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pulsar
@@ -162,6 +163,20 @@ def test_settings_that_were_changed_just_now_decide_about_what_is_ready() -> Non
         world.let_pass(11 * SECOND)
         report = mover.run_once()
     assert (report.dropped.total(), report.held.total()) == (1, 0)
+
+
+def test_a_mover_on_standby_begins_with_the_present_settings() -> None:
+    world = World(WEEK, final_window="broker")
+    world.send(b"pay me", DAY + 5 * SECOND)
+    world.producer.close()
+    set_policy = partial(lifecycle.change_settings, world.memory.admin, "orders")
+    world.description = set_policy(on_missing_target=MissingTarget.DROP)  # as its process read it
+    set_policy(on_missing_target=MissingTarget.HOLD)
+    world.memory.admin.delete(TopicName.parse("orders"), force=True)
+    world.let_pass(DAY)
+    with world.mover() as mover:
+        report = mover.run_once()
+    assert (report.dropped.total(), report.held.total()) == (0, 1)
 
 
 def test_a_long_pass_routes_by_the_time_at_which_it_hands_off() -> None:
