@@ -44,8 +44,8 @@ ARROW_SCHEMA = schema_of(
     )
 )
 SCHEMA = from_arrow_schema(ARROW_SCHEMA)
-# The columns that follow from others: a user's steps may leave them out.
-DERIVED = frozenset({"id", "size", "place"})
+# The columns that are no part of a message: a user's steps may leave them out.
+DERIVED = frozenset({"id", "size", "place", "routed_at"})
 #: The columns that are needed to forward a message.
 REQUIRED = tuple(name for name in ARROW_SCHEMA.names if name not in DERIVED)
 
@@ -83,8 +83,8 @@ def to_batches(
         yield to_record_batch(chunk, source, wanted, {"routed_at": now_ms, "place": place})
 
 
-def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedMessage, int]]:
-    """Yield (source, message, routing time in ms); a changed ``due`` replaces the envelope's."""
+def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedMessage]]:
+    """Yield (source, message); a changed ``due`` replaces the envelope's."""
     missing = [name for name in REQUIRED if name not in batch.schema.names]
     if missing:
         raise ValueError(
@@ -94,13 +94,10 @@ def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedM
     fields = (_filled(batch, name) for name in _MESSAGE)
     messages = map(ParkedMessage._make, zip(*fields, strict=True))
     due = values_of(batch, "due")
-    routed_at = values_of(batch, "routed_at")
-    for source, message, due_ms, now_ms in zip(
-        _sources(batch), messages, due, routed_at, strict=True
-    ):
+    for source, message, due_ms in zip(_sources(batch), messages, due, strict=True):
         if due_ms is not None:
             message.properties[env.DUE] = str(due_ms)
-        yield source, message, now_ms
+        yield source, message
 
 
 def _sources(batch: pa.RecordBatch) -> list[SourcePartition]:

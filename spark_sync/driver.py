@@ -1,7 +1,7 @@
 """The driver's side of the streaming source: partition locks, offsets and input ranges.
 
 For each source partition, an offset holds the first position after the batch. It also holds the
-time by which the batch is routed, so that a replay routes exactly as before.
+time of the plan.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def make_offset(
     """Return an offset.
 
     Args:
-        now_ms: the time by which the batch that ends here is routed, ms since the epoch.
+        now_ms: the time at which the batch that ends here is planned, ms since the epoch.
         positions: the first position after the batch, by partition.
         skipped: the start of the batch where it follows lost messages, by partition. It is stored
             so that a replay starts at the same position.
@@ -96,7 +96,6 @@ class Driver:
         self._due_ms: dict[str, int] = {}
         self._fixed_now_ms: int | None = None
         self._warm = False
-        # Batches that were chosen here, and not planned yet. Others are replayed.
         self._ready_search = ReadySearch(
             self._runtime.client,
             self._runtime.admin,

@@ -47,6 +47,10 @@ FORWARDED_SCHEMA = StructType([StructField("report", StringType(), True)])
 _ARROW_SCHEMA = pa.schema([pa.field("report", pa.string())])
 
 
+# Messages are routed by the present time, not by that of the plan. In a batch that takes long, or
+# is replayed after an outage, a message would be parked for a delay that it no longer has. And if
+# the clock was ahead when a batch was planned, its replay would deliver messages early.
+#
 # One for all tasks of a worker: a clock that is ahead is noticed by what it was before.
 _CLOCK = SteadyClock(SystemClock())
 
@@ -66,13 +70,6 @@ class TaskForwarders:
         if forwarder is None:
             forwarder = self._used[topic] = self._here.forwarder(topic)
         return forwarder
-
-    @staticmethod
-    def earliest_routing_ms() -> int:
-        """Return the earliest time by which a message may be routed now, in ms since the epoch."""
-        # It is the current time, not the time of the plan: in a batch that takes long, or that is
-        # replayed after an outage, a message would be parked for a delay that it no longer has.
-        return _CLOCK.now_ms()
 
     def flush(self) -> Reports:
         """Wait until everything is confirmed; return the reports by level topic."""
@@ -128,12 +125,12 @@ def forward_rows(
     with TaskForwarders(here) as forwarders:
         for batch in batches:
             duplicates.check(batch)
-            earliest_ms = forwarders.earliest_routing_ms()
-            for source, message, planned_ms in from_batch(batch):
+            now_ms = _CLOCK.now_ms()
+            for source, message in from_batch(batch):
                 forwarder = used.get(source.topic)
                 if forwarder is None:
                     forwarder = used[source.topic] = forwarders.of(source)
-                forwarder.forward(source, message, max(earliest_ms, planned_ms))
+                forwarder.forward(source, message, now_ms)
             count += batch.num_rows
         reports = forwarders.flush()
     yield from _counted(count, reports)
@@ -165,8 +162,7 @@ def messages_only(options: SyncOptions, part: InputRange) -> Iterator[ParkedMess
     ):
         for message in messages:
             if is_control(message.properties):
-                now_ms = max(forwarders.earliest_routing_ms(), part.now_ms)
-                forwarders.of(source).forward(source, message, now_ms)
+                forwarders.of(source).forward(source, message, _CLOCK.now_ms())
             else:
                 yield message
         # Spark commits the batch only after this task has ended.
@@ -180,7 +176,5 @@ def _forward(
     """Forward a range; return the number of its messages, and the reports."""
     forwarder = forwarders.of(part.source)
     with closing(part.read(options)) as messages:
-        count = forwarder.forward_all(
-            part.source, messages, lambda: max(forwarders.earliest_routing_ms(), part.now_ms)
-        )
+        count = forwarder.forward_all(part.source, messages, _CLOCK.now_ms)
     return count, forwarders.flush()

@@ -419,6 +419,23 @@ def test_a_message_is_handed_on_unchanged(
         assert set(bench.deliver_at(topic)) == {until_ms}, "the broker holds what is not yet due"
 
 
+@pytest.mark.parametrize("host", ["spark", "steps"])
+def test_a_batch_that_was_planned_by_a_clock_that_was_ahead_is_not_early(
+    host: str, make: Make
+) -> None:
+    bench = make(host)
+    due_ms = bench.now_ms - 5 * MINUTE_MS
+    bench.store(after_ms=-5 * MINUTE_MS)
+    bench.unstored |= dict.fromkeys((ORDERS, HELD), pulsar.Timeout("late"))
+    with pytest.raises(BrokerError):
+        bench.hand_on()
+    bench.unstored.clear()
+    bench.memory.clock.step(-timedelta(minutes=10))
+    bench.now_ms = bench.memory.clock.now_ms()
+    assert bench.hand_on() == {"window": 1}
+    assert bench.deliver_at(ORDERS) == [due_ms], "the broker holds it"
+
+
 @pytest.mark.parametrize("host", MOVERS)
 @pytest.mark.parametrize(
     ("source", "after_ms", "place"),
