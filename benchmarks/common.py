@@ -42,8 +42,8 @@ JIT = {"_JAVA_OPTIONS": "-XX:TieredStopAtLevel=4"}
 READ_AHEAD = {"dbStorage_readAheadCacheBatchSize": 20}
 # The number and the due time in ms, in digits, at the beginning of each payload.
 _NUMBER, STAMP = 12, 25
-# A producer sends 1,000 messages without a key to the same window partition in a row. A message that
-# opens a partition counts twice there, so those near the end of a run are not compared.
+# A producer sends 1,000 messages without a key to the same window partition in a row. A message
+# that opens a partition counts twice there, so those near the end of a run are not compared.
 _RUN, _MARGIN = 1000, 10
 # Number of runs that may open a partition.
 _OPENING = 8
