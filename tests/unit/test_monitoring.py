@@ -11,15 +11,11 @@ from typing import Any
 
 import pytest
 
+from delaylevel.consumer.handled_ids import SUFFIX as HANDLED
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS
 from delaylevel.model.delivery import ForwardReport
-from delaylevel.model.level_topic import (
-    DEAD_LETTER_SUFFIX,
-    HELD_SUFFIX,
-    JOURNAL_SUFFIX,
-    SUBSCRIPTION,
-    WINDOW_SUFFIX,
-)
+from delaylevel.model.level_topic import SUBSCRIPTION, Role
+from support.fakes import describe
 
 yaml = pytest.importorskip("yaml")
 
@@ -53,6 +49,11 @@ def _documented() -> dict[str, set[str] | None]:
 
 
 SERIES = _documented()
+#: The topics with our subscription, and the role of those of a level topic.
+TOPICS: dict[str, Role | None] = {
+    member.topic.full: member.role
+    for member in describe(topic="persistent://a/b/_orders-delay-level").members()
+} | {f"persistent://a/b/orders-billing-{HANDLED}": None}
 #: Labels that Prometheus and the broker add to every series.
 COMMON_LABELS = {"job", "instance", "namespace", "cluster"}
 
@@ -108,18 +109,7 @@ def _check_value(label: str, operator: str, value: str) -> None:
     elif label == "became":
         assert value in ForwardReport().counts()
     elif label == "topic":
-        topics = {
-            f"persistent://a/b/orders-delay-level{suffix}-partition-{index}"
-            for suffix in (
-                "",
-                "-hour",
-                HELD_SUFFIX,
-                DEAD_LETTER_SUFFIX,
-                WINDOW_SUFFIX,
-                JOURNAL_SUFFIX,
-            )
-            for index in (0, 12)
-        }
+        topics = {f"{name}-partition-{index}" for name in TOPICS for index in (0, 12)}
         matched = {name for name in topics if re.fullmatch(value, name)}
         assert matched, f"{value} matches no topic of a level topic"
         assert matched != topics
@@ -288,6 +278,10 @@ def of_broker(what: str, topic: str) -> Labels:
     return series(f"pulsar_subscription_{what}", topic=name, **BROKER)
 
 
+def consumers(topic: str) -> Labels:
+    return series("pulsar_subscription_consumers_count", topic=f"{topic}-partition-0", **BROKER)
+
+
 def function(metric: str) -> Labels:
     return series(
         "pulsar_function_user_metric_sum", metric=f"delaylevel_function_{metric}_total", **FUNCTION
@@ -298,10 +292,10 @@ RELEASED = "delaylevel_dispatch_lateness_seconds"
 LAG = series("delaylevel_mover_lag_seconds", **LEVEL)
 #: For each rule: series, with their values ten minutes ago and now, when it fires and when not.
 CASES: list[tuple[str, dict[Labels, tuple[float, float]], dict[Labels, tuple[float, float]]]] = [
-    *(("NoMover", {of_broker("consumers_count", level): (1, 0)}, {}) for level in ("", "-hour")),
-    ("NoMover", {of_broker("consumers_count", ""): (1, 0)},
-     {of_broker("consumers_count", topic): (0, topic in ("", "-hour"))
-      for topic in ("", "-hour", HELD_SUFFIX, DEAD_LETTER_SUFFIX, WINDOW_SUFFIX, JOURNAL_SUFFIX)}),
+    # Of each topic with our subscription, only one without a consumer that needs a mover counts.
+    *(("NoMover", {consumers(topic): (1, 0)},
+       {consumers(each): (0, int(TOPICS[each] is Role.LEVEL)) for each in TOPICS})
+      for topic, role in TOPICS.items() if role is Role.LEVEL),
     *(("NotServed", {series(f"delaylevel_{part}_refused", **LEVEL): (0, 1)}, {})
       for part in ("mover", "dispatch")),
     ("MoverBehind", {LAG: (0, 151)}, {LAG: (200, 149)}),
@@ -321,8 +315,9 @@ CASES: list[tuple[str, dict[Labels, tuple[float, float]], dict[Labels, tuple[flo
       series(f"{RELEASED}_count", **PARTITION): (0, 100)},
      {series(f"{RELEASED}_bucket", le="1.0", **PARTITION): (0, 100),
       series(f"{RELEASED}_count", **PARTITION): (0, 100)}),
-    ("NoDispatcher", {of_broker("consumers_count", "-window"): (1, 0)},
-     {of_broker("consumers_count", "-window"): (0, 1), of_broker("consumers_count", ""): (0, 0)}),
+    *(("NoDispatcher", {consumers(topic): (1, 0)},
+       {consumers(each): (0, int(TOPICS[each] is Role.WINDOW)) for each in TOPICS})
+      for topic, role in TOPICS.items() if role is Role.WINDOW),
     ("DispatcherStandsStill",
      {series("delaylevel_dispatch_overdue_seconds", **PARTITION): (0, 31)},
      {series("delaylevel_dispatch_overdue_seconds", **PARTITION): (31, 2)}),
