@@ -140,7 +140,7 @@ def problems_of(
     if missing:
         found.append(
             f"it does not read {', '.join(sorted(missing))}: run `delaylevel mover deploy "
-            f"{topic}` again"
+            f"{shell(topic)}` again"
         )
     if config.get("cleanupSubscription", True):
         found.append(
@@ -157,14 +157,14 @@ def problems_of(
         found.append(_why_behind(level, topic))
     if level.held_entries:
         found.append(
-            f"{level.held_entries:,} messages are held because their target could not be written; "
+            f"{level.held_entries:,} entries are held because their target could not be written; "
             "they are retried automatically. The log names the target (`delaylevel mover logs "
-            f"{topic}`)"
+            f"{shell(topic)}`)"
         )
     if level.dead_letter_entries:
         found.append(
-            f"{level.dead_letter_entries:,} messages could not be read and are in "
-            f"{level.description.dead_letter_topic}; delaylevel.reason of each has the reason"
+            f"{level.dead_letter_entries:,} entries are dead letters, which could not be read or "
+            f"delivered: `delaylevel dlq list {shell(topic)}` shows them with their reasons"
         )
     return found
 
@@ -205,6 +205,6 @@ def _why_behind(level: LevelTopicStatus, topic: str) -> str:
         )
     return (
         f"{late}, and the instances do not receive messages yet. `delaylevel mover logs "
-        f"{topic}` shows if an instance cannot reach the admin interface (--worker-admin-url), or "
-        "is not allowed to use it"
+        f"{shell(topic)}` shows if an instance cannot reach the admin interface "
+        "(--worker-admin-url), or is not allowed to use it"
     )

@@ -20,6 +20,7 @@ from delaylevel.errors import (
     PermissionDeniedError,
 )
 from delaylevel.model import retries
+from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
     FinalWindow,
@@ -111,7 +112,7 @@ def prepare(admin: TopicAdmin | None, topics: RetryTopics) -> LevelTopicDescript
             f"token of an admin of {topics.topic.namespace_path}, or let an admin create "
             f"{topics.retry.local} with subscription {topics.subscription}, "
             f"{topics.dead_letter.local} with subscription {SUBSCRIPTION}, and run `delaylevel "
-            f"levels create {topics.topic} --target {topics.retry}`",
+            f"levels create {shell(topics.topic)} --target {shell(topics.retry)}`",
             status=error.status,
             reason=error.reason,
         ) from error
@@ -191,7 +192,7 @@ def find_dead_letters(
     if description is None:
         raise LevelTopicError(
             f"{topics.topic} has no level topic any more: create one with `delaylevel levels "
-            f"create {topics.topic} --target {topics.retry}`"
+            f"create {shell(topics.topic)} --target {shell(topics.retry)}`"
         )
     partition = dead_letter_partition(topics.dead_letter, metadata)
     return description, SourcePartition(description.topic, partition, Role.DEAD_LETTER, -1, 0, 0)

@@ -28,7 +28,7 @@ from delaylevel.errors import (
     StrategyMismatchError,
     UnsafeNamespaceError,
 )
-from delaylevel.model.formatting import exact_duration
+from delaylevel.model.formatting import exact_duration, shell
 from delaylevel.model.level_topic import (
     LONGEST_NAME,
     MEMBER_PROPERTY,
@@ -125,7 +125,7 @@ def no_access(namespace: str, error: PermissionDeniedError) -> PermissionDeniedE
     return PermissionDeniedError(
         f"level topics in namespace {namespace} cannot be used ({error}): an admin of the tenant "
         "creates them (`delaylevel levels create TOPIC --level-namespace "
-        f"{namespace}`) and grants this role access to them (docs/security.md)",
+        f"{shell(namespace)}`) and grants this role access to them (docs/security.md)",
         status=error.status,
         reason=error.reason,
     )

@@ -99,7 +99,7 @@ _ADVICE = {
     NO_TOPIC: ". Create it and subscribe to it: by default, a broker deletes a topic that has no "
     "subscription after a minute",
     NO_RECEIVER: ". Subscribe to it. If it is meant to have no subscription, `delaylevel levels "
-    "set {topic} --keep-target` has messages published to it all the same",
+    "set TOPIC --keep-target` has messages published to it all the same",
 }
 # Topics with a lower limit get unbatched messages.
 _SMALLEST_BATCHED = 64 << 10
@@ -190,7 +190,7 @@ class TargetPool(ProducerPool[TargetKey, Item]):
                 "%s cannot be written (%s): holding its messages%s",
                 topic,
                 reason,
-                _ADVICE.get(reason, "").format(topic=shell(TopicName.parse(topic).short)),
+                _ADVICE.get(reason, "").replace("TOPIC", shell(TopicName.parse(topic).short)),
             )
         self._refused[topic, schema] = (reason, self._now_s() + self._pause_s())
 

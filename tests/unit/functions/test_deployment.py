@@ -281,7 +281,7 @@ def test_a_healthy_function_has_no_problems() -> None:
         ),
         (one(), level(behind_ms=3_600_000, consumers=OURS), "raise --parallelism"),
         (one(), level(behind_ms=3_600_000, consumers=("abc",)), "--worker-admin-url"),
-        (one(), level(held=12), "12 messages are held"),
+        (one(), level(held=12), "12 entries are held"),
         (
             one(latestUserExceptions=[{"exceptionString": "Traceback\nKeyError: 'x'"}]),
             level(),
