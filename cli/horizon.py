@@ -110,7 +110,7 @@ def horizon_note(found: Horizon) -> str | None:
     if found.window_by_clock:
         notes.append(
             "The window's journal was not read. Messages that were due when its last record was "
-            "written count as released. --exact reads the journal."
+            "written count as released, but for those of a pause. --exact reads the journal."
         )
     if found.damaged:
         notes.append(

@@ -14,6 +14,7 @@ from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import ALL
 from delaylevel.model.outcome import OutcomeStatus
 from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.roster import Roster
 from delaylevel.topics.status import (
     LevelTopicStatus,
     StatusCache,
@@ -98,7 +99,7 @@ def problems(
     description = group.description
     lines: list[ProblemLine] = []
     if group.problem:
-        remedy = f"It tries again. See `delaylevel doctor {shell(description.name.local)}`."
+        remedy = f"It tries again. See `delaylevel doctor {shell(description.name.short)}`."
         lines.append(ProblemLine(f"The dispatcher fails: {group.problem}", remedy))
     if group.group is None or group.age_s > _OLD_S or found is None:
         text = "The broker does not report the state of the topics"
@@ -127,12 +128,18 @@ def problems(
 class DispatchReporter:
     """Reporter of one dispatcher: metrics at each scrape, probes, status page and live queries.
 
+    Args:
+        roster: the level topics to serve, if no mover of the process tells which are not served.
+
     Attributes:
         reporters: itself; its collector has no other ones.
     """
 
-    def __init__(self, dispatcher: Dispatcher, clock: Clock | None = None) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, clock: Clock | None = None, roster: Roster | None = None
+    ) -> None:
         self._dispatcher = dispatcher
+        self._roster = roster
         self._clock = clock or SystemClock()
         self._queries = LiveQueries(dispatcher.groups, self._clock)
         self._members = StatusCache(lambda described: dispatcher.member_stats(described))
@@ -194,7 +201,7 @@ class DispatchReporter:
             counts = zip(bounds, stats.lateness.cumsum().tolist(), strict=True)
             lateness.add_metric(labels, list(counts), stats.lateness_ms / 1000)
         yield from (held, outcomes, overdue, state, lateness)
-        yield refused_series("dispatch", self._dispatcher.refused)
+        yield refused_series("dispatch", self._refused)
 
     def alive(self) -> Sequence[ProbeCheck]:
         silent_s = self._dispatcher.silent_s
@@ -203,15 +210,23 @@ class DispatchReporter:
 
     def ready(self) -> Sequence[ProbeCheck]:
         now_ms = self._clock.now_ms()
-        return [
+        checks = [
             check
             for group in self._dispatcher.groups()
             for check in (*start_checks(group), _lag(group, now_ms))
-        ] + refused_checks(self._dispatcher.refused)
+        ]
+        named = () if self._roster is None else self._roster.names
+        return checks + refused_checks(self._refused, {*named, *self._dispatcher.refused})
 
     def status(self) -> Sequence[StatusSection]:
         served = [self._section(group) for group in self._dispatcher.groups()]
-        return served + refused_sections(self._dispatcher.refused)
+        return served + refused_sections(self._refused)
+
+    @property
+    def _refused(self) -> Mapping[str, str]:
+        """The reason for each level topic that is not served."""
+        refused = {} if self._roster is None else self._roster.refused
+        return {**refused, **self._dispatcher.refused}
 
     def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer:
         name, processes = parameters.get(DISPATCHER), self._dispatcher.processes
@@ -250,7 +265,7 @@ class DispatchReporter:
         paused = dict(description.pauses.paused)
         if paused:
             facts["Paused"] = "all targets" if ALL in paused else _listed([*paused])
-        periods, counted = self._periods(group, now_ms)
+        periods, counted = self._periods(group, now_ms, description.pauses.last(now_ms))
         if silent := sorted(group.stats.keys() - counted):
             facts["Not counted"] = (
                 f"messages in window partition {', '.join(map(str, silent))}, "
@@ -267,9 +282,12 @@ class DispatchReporter:
         )
 
     def _periods(
-        self, group: ServedGroup, now_ms: int
+        self, group: ServedGroup, now_ms: int, pausing: bool
     ) -> tuple[Sequence[DuePeriod], Collection[int]]:
         """Count the messages by the time until they are due, in all processes of the command.
+
+        Args:
+            pausing: True if some of them may wait for the end of a pause. These are not overdue.
 
         Returns:
             The counts, and the window partitions that are in them.
@@ -284,7 +302,8 @@ class DispatchReporter:
         found = [json.loads(answer.body) for answer in answers]
         counts = [sum(each) for each in zip(*(answer["counts"] for answer in found), strict=True)]
         never = sum(answer["cancelled"] + answer["cancellations"] for answer in found)
-        labels = [*(label for _, label in _PERIODS), "later"]
+        first = "due, or paused" if pausing else _PERIODS[0][1]
+        labels = [first, *(label for _, label in _PERIODS[1:]), "later"]
         periods = [
             DuePeriod(label, count, late=label == _PERIODS[0][1])
             for label, count in zip(labels, counts, strict=True)

@@ -11,6 +11,7 @@ from delaylevel.errors import DelayLevelError
 from delaylevel.model.formatting import format_duration, format_instant, shell
 from delaylevel.model.level_topic import ALL, SUBSCRIPTION, FinalWindow, Mover, Role
 from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.hosts import missing_dispatcher
 from delaylevel.topics.status import PartitionStatus
 
 from .context import Finding, LevelTopicContext
@@ -66,13 +67,14 @@ def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]
 
 
 def dispatcher(context: LevelTopicContext) -> Finding:
-    """Check that every window partition has a dispatcher, if the final window needs one."""
+    """Check that every window partition has a dispatcher that releases, if one is needed."""
     if context.description.final_window is not FinalWindow.TRACKER:
         return Finding(note="none needed: the broker holds near-due messages")
     rows = context.status.rows(Role.WINDOW)
     idle = [row for row in rows if not row.consumers]
     if not idle:
-        return Finding(note=", ".join(context.status.dispatchers[:3]))
+        stale = missing_dispatcher(context.status, context.description.topic)
+        return Finding.of(filter(None, [stale]), ", ".join(context.status.dispatchers[:3]))
     command = "dispatcher run" if context.description.mover is Mover.FUNCTION else "run"
     remedy = f"`delaylevel {command} {shell(context.description.topic)}`"
     missing = f"no dispatcher serves {idle[0].topic}"
@@ -110,7 +112,7 @@ def lateness(context: LevelTopicContext) -> Finding:
         f"hand-offs are {format_duration(behind_ms)} behind, more than the lead of "
         f"{format_duration(lead_ms)}: messages arrive late",
         "find the cause of the delay (the mover's log, a slow target), or give the mover more "
-        "cores or instances; `delaylevel plan` computes their number",
+        "cores or instances",
     )
 
 

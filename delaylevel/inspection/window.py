@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import MissingExtraError, NotFoundError
-from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.envelope import TARGET
+from delaylevel.model.level_topic import LevelTopicDescription, Pauses, Role
 from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.members import metadata_of
@@ -101,7 +102,7 @@ def tracker_window(
     If the journal of a partition has more than ``most_journal_records``, messages that were due
     when its last record was written count as released, because dispatchers release in due order.
     With such a limit and without the extra that reads journals, messages that are due now count as
-    released.
+    released. In a pause, those that were due before it do.
     """
     found = WindowContents()
     since_ms = None
@@ -137,7 +138,7 @@ def tracker_window(
     for index, journal in zip(partitions, in_parallel(read_journal, partitions), strict=True):
         if isinstance(journal, int):
             found.by_clock.add(index)
-            found.rules[index] = partial(_due_after, time_ms=journal)
+            found.rules[index] = partial(_due_or_paused, pauses=description.pauses, time_ms=journal)
         else:
             found.journals[index] = journal
             found.rules[index] = journal.stored
@@ -236,6 +237,15 @@ def _longest_stay_ms(description: LevelTopicDescription) -> int:
 
 def _due_after(messages: Messages, time_ms: int) -> list[bool]:
     return [one.due_ms is not None and one.due_ms > time_ms for one in messages]
+
+
+def _due_or_paused(messages: Messages, pauses: Pauses, time_ms: int) -> list[bool]:
+    found = []
+    for one in messages:
+        since_ms = pauses.paused_since_ms(one.properties.get(TARGET, ""))
+        released_ms = time_ms if since_ms is None else min(time_ms, since_ms)
+        found.append(one.due_ms is not None and one.due_ms > released_ms)
+    return found
 
 
 def _source(description: LevelTopicDescription, index: int) -> SourcePartition:

@@ -77,9 +77,9 @@ class Pauses:
     paused: tuple[tuple[str, int], ...] = ()
     resumed: tuple[tuple[str, Spread], ...] = ()
 
-    def __bool__(self) -> bool:
-        """Return True if there is anything to regard."""
-        return bool(self.paused or self.resumed)
+    def last(self, now_ms: int) -> bool:
+        """Return True while due messages may wait for a pause to end, or for their turn then."""
+        return bool(self.paused) or any(each.end_ms > now_ms for _, each in self.resumed)
 
     def paused_since_ms(self, target: str) -> int | None:
         """Return the begin of a target's pause, ms since the epoch; None if it is not paused."""

@@ -52,6 +52,7 @@ class LocalService:
 
     Attributes:
         movers: the service that moves, as a tuple; empty if it does not move.
+        roster: the level topics to serve.
 
     Raises:
         LevelTopicError: none of the level topics can be served: it is missing, or a Function moves
@@ -87,11 +88,11 @@ class LocalService:
                 self._movers = MoverService(
                     client, admin, self._scheduler, trigger_ms=trigger_ms, target_client=open_client
                 )
-                self._roster = self._movers.roster = roster.Roster(
+                self.roster = self._movers.roster = roster.Roster(
                     admin, level_topics, self._serve, namespace
                 )
-                self._roster.start()
-                if namespace is not None or self._roster.refused:
+                self.roster.start()
+                if namespace is not None or self.roster.refused:
                     self._dispatching()  # for level topics that can be served later
         except BaseException:
             self._closing.close()
@@ -107,7 +108,7 @@ class LocalService:
     def refused(self) -> Mapping[str, str]:
         """The reason for each level topic that cannot be served now, by its name."""
         given_up = {} if self._dispatcher is None else self._dispatcher.refused
-        return {**self._roster.refused, **given_up}
+        return {**self.roster.refused, **given_up}
 
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:
@@ -181,7 +182,7 @@ class LocalService:
         """Begin to serve what can be served now, and forget what was deleted."""
         given_up = () if self._dispatcher is None else self._dispatcher.refused
         served = {item.topic for item in self.descriptions} | set(given_up)
-        for gone in self._roster.look(served):
+        for gone in self.roster.look(served):
             log.warning("%s was deleted", gone)
             if gone in self._movers.stats():
                 self._movers.remove(gone)
@@ -234,9 +235,11 @@ class ServiceCollector:
         def is_dispatched(topic: str) -> bool:
             return any(each.descriptions_of(topic) is not None for each in service.dispatchers)
 
+        # One of them tells which level topics are not served.
+        untold = None if service.movers else service.roster
         self._collectors: list[MoverReporter | DispatchReporter] = [
             *(MoverReporter(each, is_dispatched) for each in service.movers),
-            *map(DispatchReporter, service.dispatchers),
+            *(DispatchReporter(each, roster=untold) for each in service.dispatchers),
         ]
         self.reporters: tuple[Reporter, ...] = tuple(
             reporter for each in self._collectors for reporter in each.reporters

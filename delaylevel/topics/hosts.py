@@ -46,7 +46,7 @@ def missing_hosts(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> tuple[
     if any(row.subscription for row in at.partitions):
         found.append(_missing_mover(admin, at, topic))
     if any(row.stats for row in at.rows(Role.WINDOW)):
-        found.append(_missing_dispatcher(at, topic))
+        found.append(missing_dispatcher(at, topic))
     return tuple(item for item in found if item is not None)
 
 
@@ -95,7 +95,8 @@ def _had_mover(admin: TopicAdmin, row: PartitionStatus) -> bool:
     return position.entry >= 0
 
 
-def _missing_dispatcher(at: LevelTopicStatus, topic: str) -> MissingHost | None:
+def missing_dispatcher(at: LevelTopicStatus, topic: str) -> MissingHost | None:
+    """Return the dispatcher if none is connected, or if one is and releases nothing; else None."""
     description = at.description
     names = ", ".join(at.dispatchers[:3])
     if not names:
@@ -105,8 +106,8 @@ def _missing_dispatcher(at: LevelTopicStatus, topic: str) -> MissingHost | None:
         return MissingHost(f"no dispatcher is running for {topic}", command, "dispatcher")
     times = [row.oldest_publish_ms for row in at.rows(Role.WINDOW)]
     oldest_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
-    if description.pauses or oldest_ms is None:
-        return None  # in a pause, due messages wait, and for a while after it
+    if oldest_ms is None or description.pauses.last(at.now_ms):
+        return None
     # Messages enter the window when they are due within the finest unit and its lead.
     overdue_ms = at.now_ms - oldest_ms - description.levels[-1].near_due_ms
     if overdue_ms <= _STALE_MS:

@@ -493,7 +493,7 @@ def parked_levels(found: LevelTopicStatus | None) -> list[DuePeriod]:
 
 def topic_problems(found: LevelTopicStatus) -> list[ProblemLine]:
     """Return the present problems of the levels, of held messages and of dead letters."""
-    name = found.description.name.local
+    name = found.description.name.short
     lines = []
     parked = found.entries(Role.LEVEL)
     if parked and not found.consumers:
@@ -509,7 +509,7 @@ def topic_problems(found: LevelTopicStatus) -> list[ProblemLine]:
     if held:
         remedy = (
             f'Their target could not be written. `delaylevel pending {shell(name)} --where "role = '
-            "'held'\" -o wide` shows the reasons; the mover tries again after each pause."
+            "'held'\" -o json` shows the reasons; the mover tries again after each pause."
         )
         lines.append(ProblemLine(f"{held:,} entries are held", remedy))
     dead = found.entries(Role.DEAD_LETTER)

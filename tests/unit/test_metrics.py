@@ -69,7 +69,7 @@ def producing(memory: MemoryPulsar) -> Any:
 class Dispatching:
     """A fake dispatcher that owns three partitions."""
 
-    refused = ("invoices",)
+    refused: dict[str, str] = {"invoices": "not there"}  # noqa: RUF012
     groups = ()
 
     def stats(self) -> dict[tuple[str, int], OwnerStats]:

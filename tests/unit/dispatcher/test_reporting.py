@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,6 +24,7 @@ from delaylevel.dispatcher.status import DispatchReporter, problems
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription, Pauses
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.run.service import ServiceCollector
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.registry import create
 from delaylevel.topics.status import status
@@ -62,6 +64,9 @@ class Dispatching:
 
     @property
     def refused(self) -> dict[str, str]:
+        return {}
+
+    def stats(self) -> dict[tuple[str, int], OwnerStats]:
         return {}
 
     def groups(self) -> tuple[ServedGroup, ...]:
@@ -146,6 +151,27 @@ def test_a_process_on_standby_is_ready(dispatcher: Dispatching, reporter: Dispat
     assert any("standby" in check.text for check in reporter.ready())
 
 
+def test_a_process_without_a_mover_tells_which_level_topics_are_not_served(
+    dispatcher: Dispatching,
+) -> None:
+    refused = {"invoices": "it does not exist", "found": "it has format 2"}
+    roster = SimpleNamespace(refused=refused, names=("invoices", "orders"))
+    service: Any = SimpleNamespace(movers=(), dispatchers=(dispatcher,), roster=roster)
+    collector = ServiceCollector(service)
+    (reporter,) = collector.reporters
+    # One that was found in the namespace does not end the readiness for the others.
+    assert [check.name for check in reporter.ready() if not check.ok] == ["level topic invoices"]
+    page = status_page(reporter.status(), reporter.ready())
+    assert all(f"It is not served: {reason}" in page for reason in refused.values())
+    series = {family.name: family for family in collector.collect()}
+    named = {one.labels["level_topic"] for one in series["delaylevel_dispatch_refused"].samples}
+    assert named == set(refused)
+    # A mover of the process tells it already.
+    service.movers = (SimpleNamespace(roster=roster, members=None),)
+    *_, reporter = ServiceCollector(service).reporters
+    assert all(check.ok for check in reporter.ready())
+
+
 def test_a_hung_process_is_not_alive(dispatcher: Dispatching, reporter: DispatchReporter) -> None:
     assert all(check.ok for check in reporter.alive())
     dispatcher.silent_s = 1_000
@@ -175,6 +201,10 @@ def test_problems_have_remedies(dispatcher: Dispatching, members: Any) -> None:
     assert "this host reaches it" in found({}, None)
     dispatcher.group = GroupState(("a",), {0: "a@x", 1: "a@x"})
     assert "partition 2, 3" in found({})
+    dispatcher.description = replace(DESCRIPTION, topic="persistent://a/b/_orders-delay-level")
+    (group,) = dispatcher.groups()
+    first, *_ = problems(replace(group, problem="refused"), None, T0)
+    assert "`delaylevel doctor a/b/_orders-delay-level`" in first.remedy
 
 
 def test_the_page_tells_what_is_paused_and_which_partitions_are_not_counted(
@@ -197,6 +227,15 @@ def test_the_page_tells_what_is_paused_and_which_partitions_are_not_counted(
     dispatcher.processes.ask.return_value = [Mock(body=json.dumps(counted))]
     dispatcher.owners = {}
     assert fact("Not counted") is None
+    # What waits for the end of a pause is not late.
+    for paused, first in (
+        (Pauses(), ("overdue", True)),
+        (Pauses().pause("*", T0), ("due, or paused", False)),
+    ):
+        dispatcher.description = replace(DESCRIPTION, pauses=paused)
+        (section,) = reporter.status()
+        assert (section.periods[0].label, section.periods[0].late) == first
+        assert not any(period.late for period in section.periods[1:])
 
 
 def test_the_page_shows_everything_and_escapes_it(

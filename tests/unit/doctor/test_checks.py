@@ -202,6 +202,13 @@ def late(cluster: Cluster) -> None:
     cluster.answers["clock_ms"] = cluster.memory.clock.now_ms()
 
 
+def not_released(cluster: Cluster) -> None:
+    """Leave a message in the window, whose dispatcher is connected."""
+    publish(TRACKER.window_topic.partition(0))(cluster)
+    cluster.memory.clock.advance(timedelta(days=3))
+    cluster.answers["clock_ms"] = cluster.memory.clock.now_ms()
+
+
 @pytest.mark.parametrize(
     ("plant", "check", "words"),
     [
@@ -227,6 +234,7 @@ def late(cluster: Cluster) -> None:
         (no_mover, "mover", "no mover is connected: 4 of 4 partitions have no consumer"),
         (one_mover, "mover", f"no mover reads {DAY.partition(1)}: 2 of 4 partitions"),
         (lambda it: it.movers[2].close(), "dispatcher", "no dispatcher serves"),
+        (not_released, "dispatcher", "does not release messages"),
         (pause, "pauses", "orders is paused since"),
         (late, "hand-offs", "2d00h behind"),
         (ahead, "producer clocks", "ahead"),

@@ -17,7 +17,8 @@ from delaylevel.inspection.live import LiveDispatchers
 from delaylevel.inspection.rows import SCHEMA
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
-from delaylevel.testing import MemoryPulsar
+from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.topics import lifecycle
 from support.pending_commands import pending_commands
 
 pytest.importorskip("duckdb")
@@ -251,6 +252,12 @@ def test_messages_released_by_the_journal_are_not_pending(
     assert "window" not in by_clock.exact_parts
     assert by_clock.messages == every - sum(row.due_ms <= written for row in in_partition)
     assert look.horizon(exact=True).messages == len(left)
+    # In a pause, what is due waits, whatever is written meanwhile.
+    since = written - 10 * 60_000
+    lifecycle.pause(pending.memory.admin, "orders", None, ManualClock(since))
+    paused = pending.look().horizon()
+    assert paused.messages == every - sum(row.due_ms <= since for row in in_partition)
+    assert paused.messages > by_clock.messages
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,15 @@ def test_a_spread_that_is_over_is_forgotten_at_the_next_change() -> None:
     assert pauses.resume(B, 71).resumed == ()
 
 
+def test_a_pause_lasts_until_what_has_waited_is_released() -> None:
+    paused = Pauses().pause(A, 0)
+    assert not Pauses().last(0)
+    assert paused.last(1_000_000)
+    assert not paused.resume(A, 10).last(10)
+    spread = paused.resume(A, 10, 60)
+    assert [spread.last(now_ms) for now_ms in (10, 69, 70)] == [True, True, False]
+
+
 def test_pauses_are_stored_and_absent_without_them() -> None:
     described = describe()
     assert not {"paused", "resumed", "expired", "expire_after_ms"} & set(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +21,7 @@ from delaylevel.model.level_topic import (
     Mover,
     Pauses,
     Role,
+    Spread,
 )
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import PartitionStrategy
@@ -31,6 +34,7 @@ from delaylevel.topics.status import (
     StatusCache,
     backlog_series,
     status,
+    topic_problems,
     window_stats,
 )
 from delaylevel.topics.subscriptions import foreign_subscriptions
@@ -65,6 +69,11 @@ class Reported:
 
     def mark_delete_position(self, partition: Any, subscription: str) -> Position:
         return Position(7, self.acknowledged, -1)
+
+
+def spread(length_ms: int) -> dict[str, Any]:
+    """Return a pause that ended half an hour ago, and the time over which messages are released."""
+    return {"pauses": Pauses((), (("*", Spread(NOW_MS - HOUR_MS // 2, length_ms)),))}
 
 
 def waiting(since_ms: int, of: SubscriptionStats = RUNNING, **changes: Any) -> SubscriptionStats:
@@ -131,6 +140,9 @@ GONE = replace(IDLE, type="Exclusive")
             ],
         ),
         (RUNNING, waiting(100 * HOUR_MS), PAUSED, []),
+        (RUNNING, waiting(100 * HOUR_MS), spread(HOUR_MS), []),
+        # The end of an earlier pause stays in the description, and excuses nothing.
+        (RUNNING, waiting(100 * HOUR_MS), spread(1_000), ["host-1 is connected, and a message"]),
     ],
 )
 def test_a_line_for_each_missing_or_stale_host_names_the_command(
@@ -151,6 +163,17 @@ def test_a_mover_counts_that_had_the_topic_before_the_broker_opened_it_again() -
     admin: Any = Reported(IDLE, RUNNING, acknowledged=12)
     at = status(admin, describe(), NOW_MS, as_described=False)
     assert missing_hosts(admin, at, "orders") == ()
+
+
+def test_the_remedies_of_problems_name_the_level_topic_also_in_another_namespace() -> None:
+    described = describe(topic="persistent://a/b/_orders-delay-level")
+    admin: Any = Reported(waiting(100 * HOUR_MS, IDLE), IDLE)
+    found = topic_problems(status(admin, described, NOW_MS))
+    commands = [command for line in found for command in re.findall("`([^`]+)`", line.remedy)]
+    assert len(commands) == len(found) == 4
+    for command in commands:
+        names = [word for word in shlex.split(command) if "delay-level" in word]
+        assert [TopicName.parse(name) for name in names] == [described.name], command
 
 
 def everything(admin: Any, description: LevelTopicDescription) -> LevelTopicStatus:
