@@ -212,7 +212,8 @@ def discard(
 ) -> None:
     """Delete dead letters of TOPIC.
 
-    There is a row for each message. The exit code is 1 if one of them may still be there.
+    There is a row for each message. The exit code is 1 if one of them may still be there, or none
+    is found.
     """
     chosen = _chooser(**selected)
     with _connected(settings, topic, subscription) as place:

@@ -126,7 +126,8 @@ def doctor(
         width, colour = width_of(sys.stdout), has_colour(sys.stdout)
         shown = everything or output == "wide"
         write(findings_text(findings, width, everything=shown, colour=colour))
-    note(f"{len(failed)} of {len(findings)} checks failed." if failed else "All is well.")
+    well = "No check failed." if warned or skipped else "All is well."
+    note(f"{len(failed)} of {len(findings)} checks failed." if failed else well)
     if warned:
         note(f"Warnings: {', '.join(finding.check for finding in warned)}.")
     if skipped:

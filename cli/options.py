@@ -242,7 +242,7 @@ dispatching = together(
         type=click.IntRange(min=2),
         default=2_000_000,
         metavar="IDS",
-        help="Number of message IDs to remember for each source, to drop copies.",
+        help="Number of IDs to remember for each target and source partition, to drop copies.",
     ),
     click.option(
         "--checkpoint-interval",

@@ -253,8 +253,9 @@ def cancel(settings: Settings, topic: str, **arguments: Any) -> None:
     than one message needs --count.
 
     OUTCOME is `accepted` until the dispatcher has decided, which it does when the message is nearly
-    due. There is a row for each message. The exit code is 0 if all of them are accepted or
-    cancelled, and 1 if one of them is failed, too late or unknown, or none is found.
+    due. There is a row for each message that does not wait in the held topic, where nothing can
+    be cancelled. The exit code is 0 if all selected messages are accepted or cancelled, and 1 if
+    one of them is held, failed, too late or unknown, or none is found.
     """
     _change(settings, topic, changes.cancel, _OUTCOMES, **arguments)
 
@@ -345,9 +346,9 @@ def _change(
         if receipt is not None:
             if selection != Selection():
                 raise click.UsageError("a receipt names one message: give no further conditions")
-            chosen = [changes.named_by_receipt(look.description, receipt)]
+            chosen, held = [changes.named_by_receipt(look.description, receipt)], 0
         else:
-            chosen = _found(look, selection)
+            chosen, held = _found(look, selection)
         shown.close()
         _confirm(chosen, count)
         results = []
@@ -361,20 +362,20 @@ def _change(
             columns,
             output,
             done=sum(one.done for one in results),
-            of=len(results),
+            of=len(results) + held,
             empty="No message matches.",
         )
 
 
-def _found(look: Inspector, selection: Selection) -> list[Receipt]:
-    """Return the receipts of the selected messages, without those that are held."""
+def _found(look: Inspector, selection: Selection) -> tuple[list[Receipt], int]:
+    """Return the receipts of the selected messages, and the number of those that are held."""
     if selection == Selection() and look.target is None:
         raise click.UsageError("select messages: --id, --receipt, --key, --where, --from, --to …")
     rows = changes.pending_rows(look, selection)
     found, held = changes.receipts_of(look.description, rows)
     if held:
         note(f"{held:,} selected messages are held or unreadable: they cannot be cancelled.")
-    return found
+    return found, held
 
 
 def _confirm(chosen: Sequence[Receipt], count: int | None) -> None:

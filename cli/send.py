@@ -255,9 +255,10 @@ class _Sending:
             else:
                 producer.send_async(message.body, confirmed, **arguments)
         except Exception as error:
-            if message.line is None:
+            failure = failure_view(error)
+            if message.line is None and failure["outcome"] != "unconfirmed":
                 raise
-            row.update(failure_view(error))
+            row.update(failure)
 
     def flush(self) -> None:
         """Wait for every confirmation."""

@@ -44,11 +44,11 @@ def job_addresses(job: SparkSyncJob) -> list[str]:
 
 
 def _addresses(port: int, address: str) -> list[str]:
-    from delaylevel.web.reports import TOKEN_VARIABLE
+    from delaylevel.web.reports import TOKEN_VARIABLE, tokens
     from delaylevel.web.server import is_loopback
 
     status = f"Status page and live queries need {TOKEN_VARIABLE} in the environment."
-    if is_loopback(address) or os.environ.get(TOKEN_VARIABLE):
+    if is_loopback(address) or any(tokens(os.environ)):
         status = f"Status page at http://{address}:{port}/"
     return [f"Metrics at http://{address}:{port}/metrics", status]
 

@@ -41,7 +41,7 @@ class TopicProgress:
         mover: the state of its mover in this process; None without one.
         window: the numbers of its window partitions in this process, by their states.
         pending, held, next_due: what waits in it, for all processes that serve it; None if the
-            broker's statistics are not known.
+            broker's statistics are not known. The numbers are those of entries.
     """
 
     topic: str
@@ -55,7 +55,8 @@ class TopicProgress:
     next_due: str | None = None
 
     def __str__(self) -> str:
-        parts = [self.topic if self.pending is None else f"{self.topic}: {self.pending:,} pending"]
+        known = "" if self.pending is None else f": {self.pending:,} entries pending"
+        parts = [f"{self.topic}{known}"]
         if self.next_due is not None:
             parts.append(f"next due {self.next_due}")
         parts.append(f"{self.moved:,} moved (mover {self.mover or 'elsewhere'})")
@@ -117,18 +118,21 @@ def summary(rows: Sequence[TopicProgress]) -> str:
     if len(rows) == 1:
         return str(rows[0])
     moved, released = totals(rows)
-    pending = sum(row.pending or 0 for row in rows)
+    known = [row.pending for row in rows if row.pending is not None]
     late = [row for row in rows if str(row.next_due).startswith(("overdue", "behind"))]
-    parts = [f"{len(rows)} level topics: {pending:,} pending"]
+    parts = [f"{len(rows)} level topics"]
+    if known:
+        where = f" in {len(known)} of them" if len(known) < len(rows) else ""
+        parts[0] += f": {sum(known):,} entries pending{where}"
     parts += [f"{row.topic} {row.next_due}" for row in late[:1]]
     return "; ".join((*parts, f"{moved:,} moved", f"{released:,} released"))
 
 
 def _pending(mine: Mapping[int, OwnerStats], found: LevelTopicStatus) -> int:
-    """Return the number of messages that wait in a level topic.
+    """Return the number of entries that wait in a level topic; a batch is one.
 
-    The window partitions of this process know their messages; of the others, the broker's backlog
-    counts, which includes some that are released.
+    The window partitions of this process know their messages, each of which counts; of the others,
+    the broker's backlog counts, which includes some that are released.
     """
     here = sum(stats.pending + stats.in_flight for stats in mine.values())
     elsewhere = (row for row in found.rows(Role.WINDOW) if row.partition not in mine)

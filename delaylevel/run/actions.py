@@ -43,6 +43,7 @@ _FIRED = {
     "accepted": "The message is delivered now. A dispatcher takes the old copy back when it is due",
     "cancelled": "The message is delivered now",
     "too late": "The message was released already, and is delivered again",
+    "unknown": "The message is delivered now. The old copy was not found",
 }
 _VIEW = ("id", "key", "target", "due_ms", "place", "size")
 _FIELDS = {

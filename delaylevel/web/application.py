@@ -221,6 +221,8 @@ class WebApplication:
         if self._token:
             raise _unauthorized("live queries")
         if not self._local:
+            if self._action_token:
+                raise _unauthorized("live queries or of actions")
             raise _RefusedRequest(
                 403,
                 f"live queries on {self._address} need a token: set {TOKEN_VARIABLE} in the "

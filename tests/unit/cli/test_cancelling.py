@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -17,6 +19,8 @@ from delaylevel import topics
 from delaylevel.model.envelope import Envelope
 from delaylevel.producer import scheduling
 from delaylevel.testing import MemoryPulsar
+from delaylevel.topics.status import status, topic_problems
+from support.fakes import describe
 from support.pending_commands import pending_commands
 
 pytest.importorskip("duckdb")
@@ -28,7 +32,7 @@ class Run:
     """``delaylevel pending COMMAND orders``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, memory: MemoryPulsar) -> None:
-        self._run = pending_commands(monkeypatch, memory)
+        self._run = self.command = pending_commands(monkeypatch, memory)
 
     def __call__(self, command: str, *arguments: str) -> Any:
         return self._run(command, "orders", *arguments)
@@ -103,6 +107,36 @@ def test_several_messages_need_their_number(producer: Any, run: Run) -> None:
     again = run("cancel", "--key", "even", "--count", "3")
     assert again.exit_code == 1
     assert "0 messages are selected, not 3" in again.stderr
+
+
+def test_held_messages_cannot_be_cancelled_and_the_exit_code_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with MemoryPulsar(retention=False) as memory:
+        client, run = memory.client(), Run(monkeypatch, memory)
+        client.create_producer("deaf").close()
+        targets = ("orders", "deaf")
+        topics.create(memory.admin, describe(topic="orders-delay-level", targets=targets))
+        for target, name, hours in zip(targets, ("waits", "held"), (72, 1), strict=True):
+            with client.create_producer(
+                target, enable_delay_level_topic=True, delay_level_topic="orders-delay-level"
+            ) as producer:
+                delay = timedelta(hours=hours)
+                producer.send(b"x", deliver_after=delay, message_id=name, partition_key="k")
+        memory.advance(timedelta(hours=1))  # nobody can receive the second one
+        (row,) = run.rows("cancel", "--key", "k", code=1)
+        assert (row["id"], row["outcome"]) == ("waits", "accepted")
+        only = run("cancel", "--id", "held")
+        assert (only.exit_code, "1 selected messages are held" in only.stderr) == (1, True)
+
+        # The status page tells how to see why.
+        at = status(memory.admin, topics.describe(memory.admin, "orders"), memory.clock.now_ms())
+        (remedy,) = [line.remedy for line in topic_problems(at) if "held" in line.problem]
+        _, group, *words = shlex.split(re.findall("`([^`]+)`", remedy)[0])
+        assert group == "pending"
+        shown = run.command("list", *words)
+        assert shown.exit_code == 0, shown.stderr
+        assert "nobody can receive" in shown.stdout
 
 
 def test_a_receipt_spares_the_search(

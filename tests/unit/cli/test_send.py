@@ -7,11 +7,13 @@ import json
 from collections.abc import Callable
 from datetime import timedelta
 
+import pulsar
 import pytest
 from click.testing import CliRunner, Result
 
 from delaylevel.cli.main import cli
 from delaylevel.cli.send import Outgoing, parse_line
+from delaylevel.producer.producer import DelayLevelProducer
 from delaylevel.testing import MemoryPulsar
 
 Send = Callable[..., Result]
@@ -132,6 +134,20 @@ def test_a_single_message_has_its_result(memory: MemoryPulsar, send: Send) -> No
     assert row["receipt"].startswith("dl1.")
     assert send("orders", "hi", "--after", "90000d").exit_code == 2
     assert "stored" in send("orders", "hi").stdout
+
+
+def test_a_single_message_of_which_nobody_knows_has_its_result(
+    send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unanswered(*_: object, **__: object) -> None:
+        raise pulsar.Timeout("no answer")
+
+    monkeypatch.setattr(DelayLevelProducer, "schedule", unanswered)
+    sent = send("orders", "hi", "--after", "1d", "-o", "json")
+    assert sent.exit_code == 1
+    row = json.loads(sent.stdout)
+    assert (row["outcome"], "no answer" in row["reason"]) == ("unconfirmed", True)
+    assert "The message is unconfirmed" in sent.stderr
 
 
 def test_json_lines_exclude_the_options_of_a_single_message(send: Send) -> None:

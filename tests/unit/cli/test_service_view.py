@@ -64,10 +64,14 @@ def test_rows_and_lines_show_what_waits_in_the_level_topic(members: Members) -> 
     assert others == TopicProgress("others", None, 0, 0, "1 recovering", 25)
     assert totals(rows) == (1_200, 600)
     assert summary(rows) == (
-        "2 level topics: 10 pending; orders overdue 6.0s; 1,200 moved; 600 released"
+        "2 level topics: 10 entries pending in 1 of them; orders overdue 6.0s; 1,200 moved; "
+        "600 released"
     )
+    assert summary([orders, orders]).startswith("2 level topics: 20 entries pending; orders")
+    # What the broker has not reported is not nothing.
+    assert summary([others, others]) == "2 level topics; 0 moved; 0 released"
     assert str(orders) == (
-        "orders: 10 pending; next due overdue 6.0s; 1,200 moved (mover moving); "
+        "orders: 10 entries pending; next due overdue 6.0s; 1,200 moved (mover moving); "
         "600 released (4 window partitions); p99 25ms late"
     )
     assert str(others).startswith("others; 0 moved (mover elsewhere); 0 released (1 recovering")

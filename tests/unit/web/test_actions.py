@@ -20,9 +20,10 @@ from click.testing import Result
 pytest.importorskip("prometheus_client")
 pytest.importorskip("pyarrow")
 
-from delaylevel import topics
+from delaylevel import changes, topics
 from delaylevel.errors import ConfigError
 from delaylevel.inspection import Inspector
+from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.prometheus import serve
 from delaylevel.run import actions as module
 from delaylevel.run.actions import ServiceActions
@@ -133,6 +134,23 @@ def test_fire_delivers_now(memory: MemoryPulsar, producer: Any, act: Act) -> Non
     assert len(memory.delivered("orders")) == 1
 
 
+@pytest.mark.parametrize("status", list(OutcomeStatus))
+def test_fire_says_that_the_message_is_delivered_whatever_becomes_of_the_old_copy(
+    producer: Any, act: Act, monkeypatch: pytest.MonkeyPatch, status: OutcomeStatus
+) -> None:
+    receipt = producer.schedule(b"x", deliver_after=timedelta(days=3))
+
+    def changed(_: Any, __: Any, chosen: Any, *___: Any) -> list[changes.Changed]:
+        old = Outcome(status, receipt.id, TARGET, receipt.due_ms)
+        return [changes.Changed(receipt, old, receipt)]
+
+    monkeypatch.setattr(changes, "change_messages", changed)
+    done = status in (OutcomeStatus.ACCEPTED, OutcomeStatus.CANCELLED)
+    found = act("fire", receipt=str(receipt))
+    assert (found.status, found.json()["done"]) == (200 if done else 409, done)
+    assert "delivered" in found.json()["text"]
+
+
 def test_a_target_is_paused_and_resumed(memory: MemoryPulsar, act: Act, port: int) -> None:
     def paused() -> list[str]:
         return [name for name, _ in topics.describe(memory.admin, "orders").pauses.paused]
@@ -228,6 +246,16 @@ def test_only_the_token_of_actions_lets_act(
         if "Content-Type" not in headers:  # which only an action reads
             assert ask(port, "/actions", **sent).status == (401 if status == 401 else 200)
         assert ask(port, "/", Authorization=BROWSER["Authorization"]).status == 200
+
+
+def test_a_browser_may_open_the_status_page_with_the_token_of_actions_alone(
+    actions: ServiceActions,
+) -> None:
+    with serve(Nothing(), 0, "0.0.0.0", actions=actions) as port:
+        asked = ask(port, "/", Authorization="")
+        # Without this header, a browser does not ask for a password.
+        assert (asked.status, "Basic" in asked.headers["WWW-Authenticate"]) == (401, True)
+        assert ask(port, "/", Authorization=basic(TOKEN)).status == 200
 
 
 def test_without_a_token_nobody_acts(
