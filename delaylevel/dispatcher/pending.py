@@ -36,8 +36,9 @@ from .record import (
 #: Approximate memory of a row outside the segments: tracker, set of open positions, and IDs.
 _ROW_BYTES = 20
 #: Partitions in the keys of queues: of messages that wait until the number of their target's
-#: partitions is known, for the end of a pause, and for room to be set aside.
-UNKNOWN_PARTITION, PAUSED_PARTITION, ASIDE_PARTITION = -2, -3, -4
+#: partitions is known, for the end of a pause, for room to be set aside, and those of which the
+#: disk takes no more.
+UNKNOWN_PARTITION, PAUSED_PARTITION, ASIDE_PARTITION, DISK_FULL_PARTITION = -2, -3, -4, -5
 # A target that is being opened needs no more than this; a slow one may use the disk.
 _IN_MEMORY = 2_000
 _BYTES_IN_MEMORY = 2 << 20
@@ -208,9 +209,8 @@ class WaitingQueues:
     def put(self, target: TargetKey, batch: DueBatch) -> None:
         """Add messages that are not launched; a SpillError means that none of them is added."""
         each = self._queues.get(target) or _Queue()
-        # What waits for room to be set aside has found the disk full, or is little: nothing else is
-        # taken meanwhile.
-        in_memory = self._overflow is None or target.partition == ASIDE_PARTITION
+        # What has found the disk full is little: nothing else is taken meanwhile.
+        in_memory = self._overflow is None or target.partition == DISK_FULL_PARTITION
         full = each.count >= _IN_MEMORY or each.size >= _BYTES_IN_MEMORY
         if in_memory or not (full or each.rest):
             each.batches.append((batch.due_ms, batch.positions, batch.records))

@@ -599,8 +599,8 @@ class Simulation:
             if isinstance(message, Cancellation):
                 assert name in self.outcomes(), f"{name} has no outcome, and is acknowledged"
             else:
-                gone = state.cancelled.is_duplicate(message.id, message.id_key)
-                ended = name in self.broker.stored or self.expired[name] or gone
+                ended = name in self.broker.stored or self.expired[name]
+                ended = ended or state.cancelled.is_duplicate(message.id, message.id_key)
                 assert ended, f"{name} has no end, and is acknowledged"
         assert state.low_watermark > packed(last), "the journal does not allow to acknowledge this"
         self.broker.acknowledged = end

@@ -204,6 +204,14 @@ class Flights:
         return is_below_limits(*self._set_aside.load)
 
     @property
+    def unconfirmed(self) -> int:
+        """Number of due messages that wait until the journal has confirmed their intents."""
+        # Others that are launched and not sent wait for room to be set aside, perhaps for long.
+        stored = self._journal.stored
+        waiting = (each for flights in self._unsent.values() for each in flights)
+        return sum(len(each.batch) for each in waiting if each.record > stored)
+
+    @property
     def owes_answers(self) -> bool:
         """True if callbacks are about to come; :meth:`process` has to follow soon."""
         return self._pool.owes_answers or self._set_aside.owes_answers

@@ -20,6 +20,7 @@ from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.pending import (
     ASIDE_PARTITION,
+    DISK_FULL_PARTITION,
     PAUSED_PARTITION,
     UNKNOWN_PARTITION,
 )
@@ -120,7 +121,7 @@ class BatchPublisher:
     @property
     def ready(self) -> bool:
         """True if another batch may be published."""
-        return self.flights.prepared < _PREPARED and not self._is_stopped
+        return self.flights.unconfirmed < _PREPARED and not self._is_stopped
 
     @property
     def is_calm(self) -> bool:
@@ -191,7 +192,7 @@ class BatchPublisher:
                 part = self._queue.advance_waiting(key, _BATCH)
                 if part is None:
                     continue
-                if key.partition == ASIDE_PARTITION:
+                if key.partition in (ASIDE_PARTITION, DISK_FULL_PARTITION):
                     self._place(part, key._replace(partition=-1), waited=True)
                 else:
                     self._launch(part, key)
@@ -242,7 +243,11 @@ class BatchPublisher:
         try:
             self._queue.waiting.put(key, batch)
         except SpillError as error:
-            self._set_aside(batch, key, [f"it is slow, and {error.reason}"] * len(batch))
+            if self.flights.has_room_aside():
+                self._set_aside(batch, key, [f"it is slow, and {error.reason}"] * len(batch))
+            else:
+                # In memory: this is little, and nothing else is taken until it has left.
+                self._queue.waiting.put(key._replace(partition=DISK_FULL_PARTITION), batch)
 
     def _launch(self, batch: DueBatch, key: TargetKey) -> None:
         """Launch a batch of a target that takes messages now."""
@@ -297,8 +302,7 @@ class BatchPublisher:
         if self.flights.has_room_aside():
             self._launched.append(Flight(batch, None, refused=dict(enumerate(reasons))))
         else:
-            # In memory: this is little, and nothing else is taken until it has left.
-            self._queue.waiting.put(key._replace(partition=ASIDE_PARTITION), batch)
+            self._wait(batch, key._replace(partition=ASIDE_PARTITION))
 
     @property
     def _is_stopped(self) -> bool:
@@ -326,8 +330,13 @@ class BatchPublisher:
     def _state(self, key: TargetKey) -> TargetState:
         """Return the state of a target, as it is at this moment: nothing is remembered."""
         topic, pool = key.topic, self.pool
-        if not topic or key.partition == ASIDE_PARTITION:
-            return TargetState.READY if self.flights.has_room_aside() else TargetState.FULL
+        if not topic or key.partition in (ASIDE_PARTITION, DISK_FULL_PARTITION):
+            if self.flights.has_room_aside():
+                return TargetState.READY
+            # A topic of our own may take nothing for long. That stops no target, unless there is no
+            # other place for its messages.
+            is_last = key.partition == DISK_FULL_PARTITION
+            return TargetState.FULL if is_last else TargetState.SLOW
         if key.partition == PAUSED_PARTITION or self._gate.is_paused(topic):
             return TargetState.PAUSED
         if pool.refusal(topic, key.schema) is not None:

@@ -12,10 +12,12 @@ import pytest
 
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import UNCERTAIN, Commit, Intent, Released, decode
-from delaylevel.dispatcher.pending import ASIDE_PARTITION
+from delaylevel.dispatcher.pending import DISK_FULL_PARTITION
 from delaylevel.dispatcher.publishing.flights import expired
 from delaylevel.dispatcher.publishing.publisher import TargetState
+from delaylevel.dispatcher.record import WindowMessage
 from delaylevel.model import envelope as env
+from delaylevel.model.level_topic import Expired
 from support.fakes import describe
 from support.simulation import TARGETS, Simulation
 
@@ -141,6 +143,61 @@ def test_a_held_topic_that_refuses_ends_no_process(run: Simulation) -> None:
     assert sorted(held(run)) == [f"id-{number}" for number in range(5)]
 
 
+@pytest.mark.parametrize("unreadable", [False, True], ids=["expired", "unreadable"])
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_dead_letter_topic_that_does_not_answer_stops_no_target(
+    unreadable: bool, numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_at_once(monkeypatch, in_flight=20, batch=5)
+    run = Simulation(numbered, tmp_path, expired=Expired.DEAD_LETTER)
+    if unreadable:
+        name = "unreadable"
+        properties = {env.ID: name, env.REASON: "it has no due time"}
+        run.window += [WindowMessage("", 0, 0, "", "", 0, name, "", "", 0, properties, b"?")] * 100
+    else:
+        run.send(100, ORDERS, too_big=False, expires_after_ms=(1,))
+        run.wait(1)
+    for _ in range(50):
+        run.send(2, INVOICES, too_big=False)
+        run.work()
+        run.cycle()
+        answer(run, INVOICES)
+        run.wait(0.05)
+    assert len(delivered(run, INVOICES)) >= 96
+    rounds(run, 30)
+    letters = run.broker.topics[run.description.dead_letter_topic.partition(0).full]
+    assert len(letters.messages) == 100
+
+
+def test_a_held_topic_that_does_not_answer_stops_no_other_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The intents of some messages are written when their target is refused."""
+    few_at_once(monkeypatch, in_flight=10, batch=5)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._MANY", 1)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._PREPARED", 10)
+    run = opened(Simulation(True, tmp_path), TARGETS)
+    run.pool.refuse(ORDERS, "", "over quota")
+    run.send(50, ORDERS, too_big=False)
+    for _ in range(10):
+        run.work()
+        run.cycle()
+        run.wait(0.02)
+    run.wait(1)
+    run.cycle()
+    assert run.publisher.flights.prepared >= 10
+    run.pool.refuse(ORDERS, "", "over quota")
+    run.send(5, INVOICES, too_big=False)
+    for _ in range(20):
+        run.work()
+        run.cycle()
+        answer(run, INVOICES)
+        run.wait(0.02)
+    assert len(delivered(run, INVOICES)) == 6
+    run.settle()
+    run.check()
+
+
 def test_no_message_passes_those_that_wait_for_the_same_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +232,7 @@ def test_messages_wait_in_memory_if_there_is_no_other_place(
     monkeypatch.setattr("delaylevel.dispatcher.pending._IN_MEMORY", 4)
     run.send(60, ORDERS, too_big=False)
     run.disk_full = True
-    aside = TargetKey(ORDERS, partition=ASIDE_PARTITION)
+    aside = TargetKey(ORDERS, partition=DISK_FULL_PARTITION)
     for _ in range(100):
         run.work()
         run.cycle()
