@@ -350,13 +350,15 @@ class Tasks:
         while True:
             try:
                 await self._handle(call)
-            except pulsar.PulsarException as error:
-                call.feeder.failure = call.consumer, error
             except asyncio.CancelledError:
                 self._drop(key)
                 raise
-            except Exception:
-                log.exception("%s: unexpected failure", self._handling.listener)
+            except Exception as error:
+                if not isinstance(error, pulsar.PulsarException):
+                    log.exception("%s: unexpected failure", self._handling.listener)
+                # The message is neither acknowledged nor among the unfinished ones. The broker
+                # delivers it again only to another consumer.
+                call.feeder.failure = call.consumer, error
             finally:
                 self._ended()
             waiting = self._keys.get(key)

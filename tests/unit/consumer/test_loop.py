@@ -1,14 +1,22 @@
-"""Tests of the event loop of an application without one."""
+"""Tests of the event loop of an application without one, and of the listeners in it."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
+import pulsar
 import pytest
 
-from delaylevel.consumer.workers import LoopThread
+from delaylevel.consumer import host
+from delaylevel.consumer.host import Handling
+from delaylevel.consumer.listener import listeners_of
+from delaylevel.consumer.workers import LoopListener, LoopThread
+from support.fakes import HandClock
 
 
 @pytest.fixture
@@ -30,3 +38,59 @@ def test_a_task_cannot_end_the_loop(thread: LoopThread, caplog: pytest.LogCaptur
     assert asyncio.run_coroutine_threadsafe(stay(), thread.loop).result(10) == 1
     assert asyncio.run_coroutine_threadsafe(stay(), thread.loop).result(10) == 1
     assert "a task ended" in caplog.text
+
+
+class Consumer:
+    """A consumer to which the broker delivers the only message, as it is not acknowledged."""
+
+    def __init__(self) -> None:
+        self._left = [SimpleNamespace(properties=dict)]
+        self.closed = False
+
+    def receive(self, timeout_ms: int) -> Any:
+        if self._left:
+            return self._left.pop()
+        time.sleep(0.001)
+        raise pulsar.Timeout("there is no message")
+
+    def acknowledge(self, raw: Any) -> None:
+        raise AssertionError("it was not handled")
+
+    def is_connected(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_failed_message_that_nobody_takes_over_is_delivered_again(
+    thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_SHORTEST_PAUSE_S", 0.001)
+    opened: list[Consumer] = []
+    taken_over = threading.Event()
+
+    def subscribe(number: int) -> Consumer:
+        opened.append(Consumer())
+        return opened[-1]
+
+    def take_over(*_: Any) -> None:
+        if len(opened) == 1:
+            raise RuntimeError("can't start new thread")
+        taken_over.set()
+
+    async def bill(message: Any) -> None:
+        raise ValueError("no account")
+
+    (listener,) = listeners_of(bill, "orders", None, {"subscription": "billing", "retry": False})
+    unfinished: Any = SimpleNamespace(full=False, add=take_over)
+    handling = Handling(listener, None, unfinished, HandClock())
+    running = LoopListener(handling, [subscribe], thread.loop)
+    running.start()
+    try:
+        assert taken_over.wait(10)
+    finally:
+        running.stop()
+        assert running.join(time.monotonic() + 60)
+        running.close()
+    assert all(consumer.closed for consumer in opened)
