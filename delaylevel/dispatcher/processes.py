@@ -45,6 +45,8 @@ JOINING_S = 20.0
 _START_S = 120.0
 _STOP_S = 20.0
 _ANSWER_S = 10.0
+# A longer time between two looks means that this process was suspended, and perhaps all of them.
+_LONGEST_LOOK_S = 10.0
 # Pause before an ended process is started again: the first and the longest one.
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
@@ -184,6 +186,7 @@ class Processes:
         self._count = count or usable_cores()
         self._names: list[str] = []
         self._children: dict[str, _Child] = {}
+        self._looked_s = time.monotonic()
         self._again_s: dict[str, float] = {}
         self._pauses_s: dict[str, float] = {}
         # Messages released by processes that have ended since.
@@ -203,19 +206,17 @@ class Processes:
     def look(self) -> None:
         """Start those again that have ended or hang."""
         now_s = time.monotonic()
+        suspended_s = max(now_s - self._looked_s - _LONGEST_LOOK_S, 0.0)
+        self._looked_s = now_s
         for name, child in list(self._children.items()):
+            child.heard_s += suspended_s
             if now_s - child.heard_s > HUNG_S:
                 log.warning("process %s reports nothing: it is killed", name)
                 child.process.kill()
                 child.process.join(_STOP_S)
             if not child.process.is_alive():
                 self._take_leave(name)
-                pause_s = self._pauses_s.get(name, _SHORTEST_PAUSE_S)
-                self._again_s[name] = now_s + pause_s
-                self._pauses_s[name] = min(2 * pause_s, _LONGEST_PAUSE_S)
-                code = child.process.exitcode
-                text = "process %s has ended (exit code %s): it is started again in %.0f s"
-                log.warning(text, name, code, pause_s)
+                self._try_again(name, f"has ended (exit code {child.process.exitcode})")
             elif child.report.stats:
                 self._pauses_s.pop(name, None)
         for name, again_s in list(self._again_s.items()):
@@ -285,7 +286,17 @@ class Processes:
 
     def _begin(self, name: str) -> None:
         assert self._opener is not None
-        self._children[name] = _Child(name, self._names, self._opener, self.url)
+        try:
+            self._children[name] = _Child(name, self._names, self._opener, self.url)
+        except (OSError, RuntimeError) as error:  # too many processes, or no memory left
+            self._try_again(name, f"cannot be started ({error})")
+
+    def _try_again(self, name: str, why: str) -> None:
+        """Start a process after a pause, which grows until it has begun to work."""
+        pause_s = self._pauses_s.get(name, _SHORTEST_PAUSE_S)
+        self._again_s[name] = time.monotonic() + pause_s
+        self._pauses_s[name] = min(2 * pause_s, _LONGEST_PAUSE_S)
+        log.warning("process %s %s: it is started again in %.0f s", name, why, pause_s)
 
     def _take_leave(self, name: str) -> None:
         self._released += self._children.pop(name).report.released

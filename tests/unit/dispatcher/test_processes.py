@@ -142,6 +142,41 @@ def test_one_that_dies_is_started_again_and_its_releases_count(
     assert further.released()[TOPIC] == 6
 
 
+def test_one_that_cannot_be_started_is_tried_again(
+    released: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(processes, "_SHORTEST_PAUSE_S", 0.0)
+    start, refused = processes._Child, [BlockingIOError("too many processes")]
+
+    def start_later(*arguments: Any) -> Any:
+        if refused:
+            raise refused.pop()
+        return start(*arguments)
+
+    monkeypatch.setattr(processes, "_Child", start_later)
+    found = Processes(partial(open_served, released), 2)
+    found.url = "http://here"
+    assert found.start("a", 2) == ("a", "a-2")
+    assert "process a-2 cannot be started (too many processes)" in caplog.text
+    try:
+        pid(found)
+    finally:
+        found.request_stop()
+        found.join()
+
+
+def test_none_is_killed_for_the_time_in_which_all_were_suspended(further: Processes) -> None:
+    before = pid(further)
+    os.kill(before, signal.SIGSTOP)
+    os.waitid(os.P_PID, before, os.WSTOPPED | os.WNOWAIT)
+    (child,) = further._children.values()
+    child.heard_s -= 1000
+    further._looked_s -= 1000
+    further.look()
+    os.kill(before, signal.SIGCONT)
+    assert pid(further) == before
+
+
 def test_one_that_hangs_is_killed_and_started_again(
     further: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
