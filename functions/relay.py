@@ -25,7 +25,7 @@ from delaylevel.cluster.client_parts.cores import consumer_core, message_core
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.threads import HostLoop, Starter, in_thread
+from delaylevel.cluster.threads import HostLoop, Starter, in_background
 from delaylevel.errors import UnknownTargetError, UpgradeRequiredError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.delivery import ForwardReport
@@ -142,7 +142,7 @@ class Relay:
         clock: Clock | None = None,
         describe: Callable[[], LevelTopicDescription] | None = None,
         in_flight: int = DEFAULT_IN_FLIGHT,
-        start: Starter = in_thread,
+        start: Starter = in_background,
         now_s: Callable[[], float] = time.monotonic,
         target_client: Callable[[str], Any] | None = None,
     ) -> None:

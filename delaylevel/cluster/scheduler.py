@@ -51,6 +51,8 @@ _PLACES = 8
 _GRACE_S = 0.005
 # An additional thread ends after this time without a step.
 _SPARE_S = 5.0
+# Time between two attempts to start a thread, once the system has refused one.
+_NO_THREAD_S = 1.0
 
 
 class Task:
@@ -190,7 +192,8 @@ class Scheduler:
     """Calls the steps of tasks on a few threads, which begin with the first task.
 
     While steps wait for long, there are more threads, so that a task waits for no other one, but
-    never more than tasks. A step that has failed is tried again a second later.
+    never more than tasks. A step that has failed is tried again a second later, and so is the start
+    of a thread.
 
     Args:
         places: as for `TaskQueue`.
@@ -200,7 +203,7 @@ class Scheduler:
         self, places: int = _PLACES, *, now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._regular = 2 * places
-        self._most = NEVER  # limit of threads, once no more can be started
+        self._start_s = -NEVER  # no thread is started before this time
         self._now_s = now_s
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)  # a step of a task that is being removed
@@ -268,7 +271,7 @@ class Scheduler:
         elif leader is not None:
             self._leader = None
             self._call(leader)
-        elif len(self._workers) < self._most:
+        elif now_s >= self._start_s:
             worker = _Worker(self._work, f"delaylevel-step-{next(self._numbers)}")
             try:
                 worker.start()
@@ -277,7 +280,7 @@ class Scheduler:
                 if not self._workers:
                     raise
                 log.warning("no more threads can be started: %s work", len(self._workers))
-                self._most = len(self._workers)
+                self._start_s = now_s + _NO_THREAD_S
                 return
             self._workers.add(worker)
             self._coming += 1

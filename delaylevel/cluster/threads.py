@@ -9,8 +9,9 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import FrameType
 from typing import NamedTuple, TypeVar
 
@@ -25,19 +26,14 @@ _CLOSING_S = 5.0
 _running: set[threading.Thread] = set()
 
 
-def in_thread(work: Callable[[], None], ended: Callable[[], None] = lambda: None) -> None:
-    """Run work in a new thread, which delays the end of the process by two seconds at most.
-
-    Args:
-        ended: function that is called at the end, or if no thread can be started.
-    """
+def in_thread(work: Callable[[], None]) -> None:
+    """Run work in a new thread, which delays the end of the process by two seconds at most."""
 
     def run() -> None:
         try:
             work()
         finally:
             _running.discard(thread)
-            ended()
 
     thread = threading.Thread(target=run, name="delaylevel-background", daemon=True)
     _running.add(thread)
@@ -45,8 +41,18 @@ def in_thread(work: Callable[[], None], ended: Callable[[], None] = lambda: None
         thread.start()
     except RuntimeError:
         _running.discard(thread)
-        ended()
         raise
+
+
+def in_background(work: Callable[[], None]) -> None:
+    """Run work that ends by itself in a new thread, or here if none can be started.
+
+    Its caller has noted that the work goes on, and would wait for ever for what never began.
+    """
+    try:
+        in_thread(work)
+    except RuntimeError:
+        work()
 
 
 class HostLoop(NamedTuple):
@@ -60,7 +66,7 @@ class HostLoop(NamedTuple):
             an opening of a target always waits for the admin interface.
     """
 
-    start: Starter = in_thread
+    start: Starter = in_background
     now_s: Callable[[], float] = time.monotonic
     wake: Callable[[], None] = lambda: None
     connected: Callable[[], bool] = lambda: False
@@ -73,15 +79,38 @@ _AT_ONCE = 8
 
 
 def in_parallel(request: Callable[[Item], Result], items: Collection[Item]) -> list[Result]:
-    """Return the results of requests, in the order of the items; the threads end with the call."""
-    if len(items) < 2:
-        return [request(item) for item in items]
-    with ThreadPoolExecutor(min(_AT_ONCE, len(items)), "delaylevel-parallel") as threads:
-        try:
-            results = threads.map(request, items)
-        except RuntimeError:  # the process ends, and starts no more threads
-            results = map(request, items)
-        return list(results)
+    """Return the results of requests, in the order of the items; the threads end with the call.
+
+    After an error, which is raised at the end, no further request is made.
+    """
+    todo = deque(enumerate(items))
+    found: dict[int, Result] = {}
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while not errors:
+            try:
+                index, item = todo.popleft()
+            except IndexError:
+                return
+            try:
+                found[index] = request(item)
+            except BaseException as error:  # raised again in the calling thread
+                errors.append(error)
+
+    started: list[threading.Thread] = []
+    # The calling thread takes part. If no other one can be started, it does everything.
+    with suppress(RuntimeError):
+        for _ in range(min(_AT_ONCE, len(items)) - 1):
+            thread = threading.Thread(target=work, name="delaylevel-parallel")
+            thread.start()
+            started.append(thread)
+    work()
+    for thread in started:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [found[index] for index in range(len(items))]
 
 
 def at_once(work: Callable[[], None]) -> None:
@@ -101,20 +130,24 @@ class BackgroundWork:
         self._pieces = 0
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run a piece of work, as `in_thread` does."""
+        """Run a piece of work, as `in_background` does."""
         with self._changed:
             self._pieces += 1
-        in_thread(work, self._ended)
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                with self._changed:
+                    self._pieces -= 1
+                    self._changed.notify_all()
+
+        in_background(run)
 
     def join(self, timeout_s: float = _CLOSING_S) -> bool:
         """Wait for the end of all work; return False if it takes longer than a time in s."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._pieces, timeout_s)
-
-    def _ended(self) -> None:
-        with self._changed:
-            self._pieces -= 1
-            self._changed.notify_all()
 
 
 def _wait() -> None:
@@ -153,7 +186,7 @@ def stop_on_signals(stop: Callable[[], None]) -> Callable[[], None]:
 
     def wait() -> None:
         while signals.get():
-            threading.Thread(target=stop, daemon=True).start()
+            in_background(stop)
 
     threading.Thread(target=wait, name="delaylevel-signals", daemon=True).start()
 

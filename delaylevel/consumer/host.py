@@ -27,7 +27,7 @@ import pulsar
 
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.cluster.threads import in_thread
+from delaylevel.cluster.threads import in_background
 from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.formatting import exact_duration
@@ -538,7 +538,7 @@ def _close(consumer: Any) -> None:
         finally:
             closed.set()
 
-    in_thread(close)
+    in_background(close)
     closed.wait(_CLOSE_S)
 
 

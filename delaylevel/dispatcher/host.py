@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.threads import HostLoop, Starter, in_thread
+from delaylevel.cluster.threads import HostLoop, Starter, in_background
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.roster import DescriptionCache
@@ -122,7 +122,7 @@ class Host:
     clock: Clock
     events: EventQueue = field(default_factory=EventQueue)
     stats: SharedOwnerStats = field(default_factory=SharedOwnerStats)
-    start: Starter = in_thread
+    start: Starter = in_background
     now_s: Callable[[], float] = time.monotonic
 
     @property

@@ -78,7 +78,10 @@ class LevelTopicCache:
         if not self._refreshing:
             self._refreshing = True
             name = "delaylevel-refresh"
-            threading.Thread(target=self._refresh_once, name=name, daemon=True).start()
+            try:
+                threading.Thread(target=self._refresh_once, name=name, daemon=True).start()
+            except RuntimeError:  # there can be no thread now; the next message tries again
+                self._refreshing = False
 
     def refresh_after_refusal(self) -> bool:
         """Read the description unless that was just done; return True if the routing changed."""

@@ -79,7 +79,11 @@ def warn_if_undelivered(
     _looked.add(key)
     look = partial(_look, admin, target, description)
     thread = threading.Thread(target=look, name="delaylevel-delivery-watch", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be started: a producer goes on without the warning
+        _looked.discard(key)
+        return None
     return thread
 
 

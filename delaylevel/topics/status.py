@@ -14,7 +14,7 @@ from itertools import chain, groupby
 from typing import Any
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats, TopicAdmin
-from delaylevel.cluster.threads import in_parallel, in_thread
+from delaylevel.cluster.threads import in_background, in_parallel
 from delaylevel.errors import DelayLevelError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
@@ -377,7 +377,7 @@ class StatusCache:
                 finally:
                     self._awaited.discard(topic)
 
-            in_thread(look)
+            in_background(look)
         return self._found.get(topic, (0.0, None))[1]
 
     def _fresh(

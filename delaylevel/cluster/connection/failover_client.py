@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import pulsar
 
 from delaylevel.cluster.failures import close_quietly
-from delaylevel.cluster.threads import in_parallel, in_thread
+from delaylevel.cluster.threads import in_background, in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class FailoverClient:
             self._present = present
             self._clients.append(self._open_client(f"{self._scheme}://{','.join(present)}"))
             if len(self._clients) > _MOST_CLIENTS:
-                in_thread(partial(close_quietly, self._clients.pop(0), "client"))
+                in_background(partial(close_quietly, self._clients.pop(0), "client"))
         return True
 
 

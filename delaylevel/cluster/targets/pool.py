@@ -28,7 +28,7 @@ from delaylevel.cluster.publisher import (
     open_producer,
 )
 from delaylevel.cluster.rules import refusal_of_target
-from delaylevel.cluster.threads import HostLoop, Starter, in_thread
+from delaylevel.cluster.threads import HostLoop, Starter, in_background
 from delaylevel.errors import ClientError
 from delaylevel.model.formatting import shell
 from delaylevel.model.topic_name import TopicName
@@ -58,7 +58,7 @@ class TargetClients:
         make: Callable[[], Any] | None,
         *,
         most: int = MOST_CLIENTS,
-        start: Starter = in_thread,
+        start: Starter = in_background,
     ) -> None:
         self._client = client
         self._make = make

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from delaylevel.cluster import scheduler as scheduler_module
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler, Task, TaskQueue, _Worker
 from support.seeds import seeds
 
@@ -128,16 +129,18 @@ class Steps:
         assert self.begun.acquire(timeout=TIMEOUT_S)
 
 
-def test_steps_wait_for_each_other_if_no_more_threads_can_be_started(
+def test_steps_wait_for_each_other_while_no_more_threads_can_be_started(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, left = _Worker.start, iter(range(6))
+    start, left = _Worker.start, list(range(6))
 
     def start_few(worker: _Worker) -> None:
-        if next(left, None) is None:
+        if not left:
             raise RuntimeError("can't start new thread")
+        left.pop()
         start(worker)
 
+    monkeypatch.setattr(scheduler_module, "_NO_THREAD_S", 0.1)
     monkeypatch.setattr(_Worker, "start", start_few)
     blocked = [Steps() for _ in range(20)]
     for each in blocked:
@@ -146,9 +149,13 @@ def test_steps_wait_for_each_other_if_no_more_threads_can_be_started(
     for each in blocked[:6]:
         each.wait()
     assert scheduler.threads == 6
+    time.sleep(0.1)
+    left.append(0)  # another process has ended
+    scheduler.task(Steps(), "further").wake()
+    assert blocked[6].begun.acquire(timeout=TIMEOUT_S / 3)
     for each in blocked:
         each.go_on.set()
-    for each in blocked[6:]:
+    for each in blocked[7:]:
         each.wait()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from delaylevel.cluster.threads import BackgroundWork, stop_on_signals
+from delaylevel.cluster.threads import BackgroundWork, in_parallel, stop_on_signals
 
 IN_THREAD = """
 import threading, time
@@ -51,6 +51,50 @@ def test_work_is_waited_for() -> None:
     assert sorted(ended) == [0, 1, 2]
 
 
+def refuse(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_work_is_done_here_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    work, done = BackgroundWork(), list[int]()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    work.start(lambda: done.append(threading.get_ident()))
+    assert work.join(0)
+    assert done == [threading.get_ident()]
+
+
+def test_each_request_is_made_once_if_few_threads_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, left, made = threading.Thread.start, [1], list[int]()
+
+    def start_few(thread: threading.Thread) -> None:
+        if not left:
+            refuse(thread)
+        left.pop()
+        start(thread)
+
+    def ask(item: int) -> int:
+        made.append(item)
+        return 2 * item
+
+    monkeypatch.setattr(threading.Thread, "start", start_few)
+    assert in_parallel(ask, range(20)) == list(range(0, 40, 2))
+    assert sorted(made) == list(range(20))
+
+
+def test_no_further_request_is_made_after_an_error() -> None:
+    made: list[int] = []
+
+    def ask(item: int) -> None:
+        made.append(item)
+        raise ValueError(item)
+
+    with pytest.raises(ValueError, match=r"\d"):
+        in_parallel(ask, range(1000))
+    assert len(made) < 20
+
+
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -61,7 +105,7 @@ def handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_may_arrive_while_the_main_thread_holds_the_lock_that_stop_needs(
-    number: signal.Signals,
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = threading.Lock()
     stopped = threading.Event()
@@ -77,5 +121,8 @@ def test_a_signal_may_arrive_while_the_main_thread_holds_the_lock_that_stop_need
         assert not stopped.wait(0.05)
     assert stopped.wait(20)
     stopped.clear()
-    os.kill(os.getpid(), number)
-    assert stopped.wait(20)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for _ in range(2):  # a further one is heard, too
+        os.kill(os.getpid(), number)
+        assert stopped.wait(20)
+        stopped.clear()

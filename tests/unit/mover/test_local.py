@@ -20,6 +20,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import local
+from delaylevel.mover.forwarder import Forwarder
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics import lifecycle
@@ -111,23 +112,46 @@ def test_a_mover_that_cannot_ask_where_to_begin_locks_nothing(
     world.mover().close()
 
 
-def test_a_mover_whose_producers_cannot_be_closed_locks_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def handing_off() -> tuple[World, LocalMover]:
+    """Return a mover that has just handed a message off, with the producer for that."""
     world = World(WEEK)
     world.send(b"soon", 2 * DAY)
     mover = world.mover()
     world.let_pass(2 * DAY - 5 * MINUTE)
     assert mover.run_once().handed_off == 1
+    return world, mover
 
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
 
+def refuse(*_: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_mover_whose_producers_cannot_be_closed_locks_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, mover = handing_off()
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(Forwarder, "close", refuse)
         with pytest.raises(RuntimeError):
             mover.close()
     world.mover().close()
+
+
+def test_a_mover_closes_its_producers_without_further_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, mover = handing_off()
+    window = world.description.window_topic
+
+    def producers() -> int:
+        stats = world.memory.admin.partitioned_stats(window)
+        return sum(len(each.publishers) for each in stats.values())
+
+    assert producers()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        mover.close()
+    assert not producers()
 
 
 def test_a_target_that_was_added_just_now_gets_its_messages() -> None:
