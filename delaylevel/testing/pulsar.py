@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pulsar
@@ -29,7 +29,7 @@ from delaylevel.dispatcher.record import identity
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.delivery import ForwardReport
-from delaylevel.model.envelope import Envelope
+from delaylevel.model.envelope import CANCEL, Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.model.topic_name import TopicName
@@ -503,6 +503,8 @@ class MemoryPulsar:
     def pending(self, topic: str) -> list[TopicMessage]:
         """Return the messages for a business topic that are not available yet, in due order.
 
+        Those whose cancellation is stored are left out.
+
         Args:
             topic: name of the business topic.
         """
@@ -575,6 +577,7 @@ class MemoryPulsar:
 
     def _parked(self, target: TopicName) -> Iterator[TopicMessage]:
         for description in self.level_topics():
+            found: list[_Parked] = []
             for member in description.members():
                 if member.role in (Role.LEVEL, Role.HELD, Role.WINDOW):
                     for index in range(member.partitions):
@@ -584,7 +587,14 @@ class MemoryPulsar:
                             journal = None
                             if member.role is Role.WINDOW:
                                 journal = stored_journal(self._broker, description, index)
-                            yield from _pending(partition, target.full, journal)
+                            found += _pending(partition, target.full, journal)
+            cancelled = {one.name for one in found if one.envelope.kind == CANCEL}
+            for one in found:
+                # What was refused by its target cannot be cancelled.
+                if one.envelope.kind is None and (
+                    one.envelope.attempt or one.name not in cancelled
+                ):
+                    yield _topic_message(one.partition, one.message, one.envelope.due_ms)
 
 
 def _client(broker: Broker, admin: MemoryAdmin, clock: Clock) -> MemoryClient:
@@ -655,10 +665,21 @@ class _Movers:
         ]
 
 
-def _pending(
-    partition: Partition, target: str, journal: JournalState | None
-) -> Iterator[TopicMessage]:
-    """Yield the messages for a target that wait in a partition of a level topic.
+class _Parked(NamedTuple):
+    """A message or another record in a partition of a level topic."""
+
+    partition: Partition
+    message: StoredMessage
+    envelope: Envelope
+
+    @property
+    def name(self) -> tuple[object, ...]:
+        """ID, key and due time: the name of the message in its cancellation."""
+        return self.envelope.id, self.message.key, self.envelope.due_ms
+
+
+def _pending(partition: Partition, target: str, journal: JournalState | None) -> Iterator[_Parked]:
+    """Yield the records for a target that wait in a partition of a level topic.
 
     Args:
         journal: what the journal says of a window partition, which may contain released messages.
@@ -669,21 +690,21 @@ def _pending(
                 envelope = Envelope.read(message.properties)
             except EnvelopeError:
                 continue
-            if envelope.target != target or envelope.kind is not None:
+            if envelope.target != target:
                 continue
-            if journal is not None:
+            if journal is not None and envelope.kind is None:
                 packed = np.array([pack_message(entry.message_position(index))])
-                if journal.is_released(packed)[0] or _is_copy(journal, envelope, message.key):
+                if journal.is_released(packed)[0] or _is_done(journal, envelope, message.key):
                     continue
-            yield _topic_message(partition, message, envelope.due_ms)
+            yield _Parked(partition, message, envelope)
 
 
-def _is_copy(journal: JournalState, envelope: Envelope, key: str) -> bool:
-    """Return True if a message with the same ID was released."""
-    if envelope.id is None:  # its position is its ID, so it has no copies
+def _is_done(journal: JournalState, envelope: Envelope, key: str) -> bool:
+    """Return True if a message with the same ID was released or cancelled."""
+    if envelope.id is None:  # its position is its ID: nobody else has or cancels it
         return False
     id_key, number = identity(envelope.id, envelope.target, key, envelope.attempt)
-    return journal.memory.is_duplicate(number, id_key)
+    return any(ids.is_duplicate(number, id_key) for ids in (journal.memory, journal.cancelled))
 
 
 def _topic_message(partition: Partition, message: StoredMessage, at_ms: int) -> TopicMessage:

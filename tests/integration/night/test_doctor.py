@@ -172,7 +172,8 @@ def test_a_planted_fault_is_found_and_nothing_else(
 def test_by_command(ward: Ward, invoke: Callable[..., Result]) -> None:
     well = invoke("doctor", ward.target.full)
     assert (well.exit_code, "FAIL" in well.stdout) == (0, False), well.output
-    assert "All is well" in well.stderr
+    # Some releases of the broker have a fault that is only a warning.
+    assert well.stderr.startswith(("All is well.", "No check failed."))
     ward.mover.close()
     ill = invoke("doctor", ward.target.full)
     assert ill.exit_code == 1

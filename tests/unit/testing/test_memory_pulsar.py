@@ -118,6 +118,20 @@ def test_delays_up_to_a_month_are_delivered_at_their_due_times(
     assert [(one.data, one.at) for one in memory.delivered("orders")] == expected
 
 
+@pytest.mark.parametrize("after", [3 * DAY, 10 * MINUTE])
+def test_a_cancelled_message_is_not_pending(memory: MemoryPulsar, after: timedelta) -> None:
+    producer = delayed(memory, partition_strategy=DAYS_AND_HOURS)
+    due = {"deliver_at": NOON + after}
+    gone, _ = (producer.schedule(each, partition_key="k", **due) for each in (b"gone", b"kept"))
+    producer.schedule(b"another key", message_id=gone.id, **due)
+    producer.cancel(gone)
+    for passed in (timedelta(0), after - MINUTE):
+        memory.advance(passed)  # with and without a decision
+        assert {one.data for one in memory.pending("orders")} == {b"kept", b"another key"}
+    memory.advance(MINUTE)
+    assert (set(bodies(memory)), memory.pending("orders")) == ({b"kept", b"another key"}, [])
+
+
 def test_copies_are_dropped_and_messages_for_missing_targets_held(memory: MemoryPulsar) -> None:
     producer = delayed(memory)
     for after in (HOUR, 2 * HOUR, 2 * DAY):
