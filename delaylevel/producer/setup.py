@@ -17,7 +17,11 @@ from typing import Any, NamedTuple
 import pulsar
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.publisher import OWN_SEQUENCE_SETTINGS
+from delaylevel.cluster.publisher import (
+    OWN_SEQUENCE_SETTINGS,
+    compression_name,
+    compression_settings,
+)
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.schemas import reference_to, registered_reference
 from delaylevel.errors import (
@@ -222,6 +226,7 @@ def level_producer_settings(
 ) -> tuple[dict[str, Any], str | None]:
     """Return the arguments for level producers, and a warning for the application or None."""
     settings: dict[str, Any] = {name: options[name] for name in _KEPT if name in options}
+    settings |= compression_settings(compression_name(options.get("compression_type")))
     settings |= OWN_SEQUENCE_SETTINGS
     # The broker delays the messages of a Function's levels one by one, so they are not batched.
     settings["batching_enabled"] = description.mover is Mover.SERVICE and bool(

@@ -6,6 +6,7 @@ import json
 from datetime import timedelta
 from typing import Any
 
+import pulsar
 import pytest
 import urllib3
 from pulsar.schema import Integer, JsonSchema, Record, String
@@ -16,7 +17,7 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import (
     LevelTopicError,
 )
-from delaylevel.model.envelope import SchemaRef
+from delaylevel.model.envelope import COMPRESSION, DUE, TARGET, SchemaRef
 from delaylevel.model.level_topic import LevelTopicDescription, default_level_topic
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -125,3 +126,30 @@ def test_the_schema_reference_names_the_registered_text(world: RealWorld) -> Non
     assert named == str(SchemaRef.of("JSON", text)) != str(reference)
     found = schemas.find(world.admin, target, SchemaRef.parse(named))
     assert found is not None
+
+
+def test_messages_without_a_payload_are_not_lost_by_their_compression(
+    world: RealWorld, clock: Any
+) -> None:
+    """The client drops those that ZLib compresses outside of a batch."""
+    description = world.level_topic(Levels(HOURS))
+    (orders,), empty = description.targets, [b"", None]
+    zlib: dict[str, Any] = {
+        "compression_type": pulsar.CompressionType.ZLib,
+        "batching_enabled": False,
+    }
+    client = world.client(clock)
+    with client.create_producer(orders, enable_delay_level_topic=True, **zlib) as producer:
+        for body in empty:
+            producer.send(body, deliver_after=LONG)
+    assert [each.value for each in world.stored(description.topic)] == empty
+    # Producers in other languages name ZLib for them, and the final window has no batches.
+    plain = world.plain_client.create_producer(description.level_topic(0).partition(0).full)
+    due = {DUE: str(clock.now_ms() + LONG // timedelta(milliseconds=1)), TARGET: orders}
+    for body in empty:
+        plain.send(body, {**due, COMPRESSION: "ZLib"})
+    plain.close()
+    clock.advance(LONG // timedelta(milliseconds=1) - 60_000)
+    assert world.mover(description, clock).run_once().window == 4
+    found = [each.value for each in world.stored(orders)]
+    assert sorted(found, key=repr) == sorted(2 * empty, key=repr)

@@ -171,9 +171,11 @@ def test_every_compression_of_the_client_has_a_name() -> None:
     found = {str(name): kind for name, kind in types.__members__.items() if kind != types.NONE}
     assert set(found) == COMPRESSIONS
     for name, kind in found.items():
+        # The client loses messages without a payload that ZLib compresses.
+        used = types.ZSTD if kind == types.ZLib else kind
         assert (compression_name(kind), compression_settings(name)) == (
             name,
-            {"compression_type": kind},
+            {"compression_type": used},
         )
 
 
