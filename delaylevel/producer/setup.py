@@ -9,13 +9,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import pulsar
 
+from delaylevel.cluster.failures import may_pass
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
     OWN_SEQUENCE_SETTINGS,
@@ -301,18 +301,22 @@ class ProducerSetup(NamedTuple):
         # The application's own producer is opened first: if the broker refuses that, nothing is
         # left behind, and its schema is registered.
         admin, description = self.admin, self.description
+        reference = own = reference_to(schema)
+        if own is not None and admin is not None:
+            # The registry keeps the first of several texts that it takes for equal. With the
+            # reference to another one, a message would be held for ever. Who may not read the
+            # registry has to hope that its text is the one here.
+            try:
+                versions, text = admin.schemas(TopicName.parse(self.target)), schema.schema_info()
+                reference = registered_reference(versions, own.type, text.schema()) or own
+            except BrokerError as error:
+                if may_pass(error):
+                    raise
         if admin is not None and self.missing:
             description = registry.create(admin, description)
         # In the in-memory Pulsar, movers and dispatchers run only while a test lets time pass.
         if isinstance(admin, Admin):
             warn_if_undelivered(admin, self.target, description)
-        reference = own = reference_to(schema)
-        if own is not None and admin is not None:
-            # The registry keeps the first of several texts that it takes for equal. Without its
-            # answer, the reference is that of the text here.
-            with suppress(BrokerError):
-                versions, text = admin.schemas(TopicName.parse(self.target)), schema.schema_info()
-                reference = registered_reference(versions, own.type, text.schema()) or own
         return self._replace(
             description=description, missing=False, reference=reference, schema=schema
         )
