@@ -393,6 +393,13 @@ class LevelTopicDescription:
         """
         return levels == self.levels or levels in self.former
 
+    @property
+    def fixed(self) -> tuple[object, ...]:
+        """All that never changes, but for the levels: they may become longer."""
+        tracked = self.final_window is FinalWindow.TRACKER
+        windows = self.window_partitions if tracked else None
+        return self.mover, self.final_window, self.hold_pause_ms, windows
+
     def check_target(self, target: str) -> None:
         """Raise TargetNotAllowedError unless the description lists this business topic."""
         if target not in self.targets:

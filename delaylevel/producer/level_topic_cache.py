@@ -94,28 +94,34 @@ class LevelTopicCache:
             return self._refresh()
 
     def check_exists(self) -> None:
-        """Check that the level topic exists, before a producer for it is created.
+        """Check that the level topic exists as it is known, before a producer for it is created.
 
         Without admin access, nothing is checked.
 
         Raises:
-            LevelTopicError: the level topic was deleted. A producer would create the partition
-                again without a subscription, and the broker would delete the messages there.
+            LevelTopicError: the level topic was deleted, or also created again as another one. A
+                producer would create a partition again that does not belong to it, without a
+                subscription, and the broker would delete the messages there.
         """
         if self._describe is None:
             return
         try:
-            gone = self._describe() is None
+            found = self._describe()
         except UpgradeRequiredError:
             return  # it exists, and every version understands ordinary messages
         except LevelTopicError:
             raise
         except BrokerError:
             return  # the admin interface fails; creating the producer tells
-        if gone:
+        if found is None:
             raise LevelTopicError(
                 f"level topic {self.description.topic} was deleted: create it again with "
                 "`delaylevel levels create`, then a new producer; the message was not sent"
+            )
+        if not self._is_known(found):
+            raise LevelTopicError(
+                f"level topic {found.topic} was replaced by another one ({found.levels}): create a "
+                "new producer; the message was not sent"
             )
 
     def _refresh_once(self) -> None:
@@ -142,15 +148,21 @@ class LevelTopicCache:
     def _adopt(self, found: LevelTopicDescription) -> bool:
         """Use a description if it extends the current one; return True if the routing changed."""
         known = self.routing.description
-        if found.levels == known.levels:
-            return False
-        if not found.accepts(known.levels) or found.mover is not known.mover:
+        if not self._is_known(found):
             log.warning(
                 "level topic %s was replaced by another one (%s): create a new producer",
                 known.topic,
                 found.levels,
             )
             return False
+        if known.accepts(found.levels):
+            return False
         log.info("level topic %s was expanded: %s", known.topic, found.levels)
         self.routing = self.routing.with_description(found)
         return True
+
+    def _is_known(self, found: LevelTopicDescription) -> bool:
+        """Return True if a description is that of the known level topic, expanded or before it."""
+        known = self.routing.description
+        same = found.accepts(known.levels) or known.accepts(found.levels)
+        return same and found.fixed == known.fixed

@@ -160,18 +160,6 @@ def refuse_unsafe(
         )
 
 
-def _identity(description: LevelTopicDescription) -> tuple[object, ...]:
-    """Return everything that two descriptions of the same level topic have in common."""
-    windows = description.window_partitions
-    return (
-        description.levels,
-        description.mover,
-        description.final_window,
-        description.hold_pause_ms,
-        windows if description.final_window is FinalWindow.TRACKER else None,
-    )
-
-
 def _words(description: LevelTopicDescription) -> str:
     window = description.final_window.value
     if description.final_window is FinalWindow.TRACKER:
@@ -186,7 +174,7 @@ def check_same(
     wanted: LevelTopicDescription, found: LevelTopicDescription, whose: str = "The topic's own"
 ) -> None:
     """Raise StrategyMismatchError, which shows both, unless they differ only in the targets."""
-    if _identity(wanted) == _identity(found):
+    if (wanted.levels, wanted.fixed) == (found.levels, found.fixed):
         return
     configured, described = _words(wanted), _words(found)
     raise StrategyMismatchError(

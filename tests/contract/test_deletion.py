@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.errors import LevelTopicError, StillPendingError
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics import lifecycle
 from support.world import World
@@ -79,3 +80,31 @@ def test_a_refused_deletion_leaves_the_level_topic_as_it_was(
     with client.create_producer(description.targets[0], enable_delay_level_topic=True) as producer:
         producer.send(b"3", deliver_after=FAR)
     assert lifecycle.delete(client, world.admin, description, discard=3)["parked"] == 3
+
+
+@pytest.mark.parametrize("other", ["without a window", "without hours"])
+def test_a_producer_sends_nothing_to_what_is_no_part_of_a_new_level_topic(
+    world: World, other: str
+) -> None:
+    """The broker would create that partition again, and delete what is stored there."""
+    topic = world.topic("orders")
+    hours = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1))
+    levels = Levels([*LEVELS.strategies, hours])
+    known = topics.create(
+        world.admin,
+        LevelTopicDescription(f"{topic}-delay-level", levels, (topic,), window_partitions=1),
+    )
+    if other == "without hours":
+        later, lost, delay = replace(known, levels=LEVELS), known.level_topic(1), 6
+    else:
+        later, lost = replace(known, final_window=FinalWindow.BROKER), known.window_topic
+        delay = 0
+    client = world.client()
+    with client.create_producer(
+        topic, enable_delay_level_topic=True, delay_level_topic=known.topic
+    ) as producer:
+        lifecycle.delete(client, world.admin, known)
+        topics.create(world.admin, later)
+        with pytest.raises(LevelTopicError, match=r"was replaced by another one .* not sent"):
+            producer.send(b"lost", deliver_after=timedelta(hours=delay, minutes=30))
+    assert not [index for index in range(24) if world.admin.topic_exists(lost.partition(index))]
