@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from delaylevel.cluster.failures import MESSAGE_REFUSALS, close_quietly
+from delaylevel.cluster.failures import MESSAGE_REFUSALS, TOO_LARGE, close_quietly
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
     KEY_BATCHED_SETTINGS,
@@ -101,8 +101,9 @@ _ADVICE = {
     NO_RECEIVER: ". Subscribe to it. If it is meant to have no subscription, `delaylevel levels "
     "set TOPIC --keep-target` has messages published to it all the same",
 }
-# Topics with a lower limit get unbatched messages.
-_SMALLEST_BATCHED = 64 << 10
+# A batch has up to 4 MiB of properties, which the client does not limit, besides its payloads.
+# Topics with a lower limit get unbatched messages: the client would send such a batch for ever.
+_SMALLEST_BATCHED = 5 << 20
 
 
 class TargetKey(NamedTuple):
@@ -110,8 +111,8 @@ class TargetKey(NamedTuple):
 
     Attributes:
         partition: the partition, or -1 if the client chooses it.
-        alone: True for messages that share no batch:
-            see :func:`delaylevel.cluster.publisher.needs_own_batch`.
+        alone: True for messages that share no batch: see
+            :func:`delaylevel.cluster.publisher.needs_own_batch`.
     """
 
     topic: str
@@ -199,7 +200,8 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         found: list[Settled] = []
         for key, producer in list(self._producers.items()):
             settled = producer.poll()
-            self._look_at(key, producer, settled)
+            if self._look_at(key, producer, settled) and not (key.alone or self.numbered):
+                settled = self._send_alone(key, settled)
             found += settled
         return found
 
@@ -225,13 +227,18 @@ class TargetPool(ProducerPool[TargetKey, Item]):
 
     def _look_at(
         self, key: TargetKey, producer: TargetProducer[Item], settled: list[Settled]
-    ) -> None:
-        """Pause a target that refuses or confirms nothing; use one again that confirms."""
+    ) -> bool:
+        """Pause a target that refuses or confirms nothing; use one again that confirms.
+
+        Returns:
+            True if messages are too large, alone or together.
+        """
         topic, schema = key.topic, key.schema
-        reason = ""
+        reason, too_large = "", False
         stored, refused = SendOutcome.STORED, self._refused
         for _, outcome, failure in settled:
             if outcome is not stored:
+                too_large = too_large or failure == TOO_LARGE
                 if failure not in MESSAGE_REFUSALS and failure != NOT_STORED:
                     reason = failure
             # The topic takes messages again, unless that was only one of its partitions.
@@ -247,6 +254,19 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         # Failures of what was sent before the pause do not prolong it.
         if reason and self.refusal(topic, schema) is None:
             self.refuse(topic, schema, reason)
+        return too_large
+
+    def _send_alone(self, key: TargetKey, settled: list[Settled]) -> list[Settled]:
+        """Send what is too large once more, each message alone; return the other outcomes."""
+        # The client limits a batch by its payloads. With their properties, messages may be too
+        # large together for a broker that takes each of them.
+        alone = self.producer(key._replace(alone=True))
+        for sent, _, reason in settled:
+            if reason == TOO_LARGE:
+                sent.sent_s = self._now_s()
+                alone.put(sent)
+        alone.flush()
+        return [each for each in settled if each.reason != TOO_LARGE]
 
     def _open(self, key: TargetKey) -> Opened:
         name, receivers = TopicName.parse(key.topic), self._receivers[key]
@@ -264,14 +284,7 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         settings |= compression_settings(key.compression or None)
         parts = (self._name, key.schema, key.compression)
         producer_name = "-".join(filter(None, parts)) if self.numbered else None
-        if limit is not None and not self.numbered:
-            # No batch exceeds the topic's own limit.
-            settings |= (
-                {"batching_enabled": False}
-                if limit < _SMALLEST_BATCHED
-                else {"batching_max_allowed_size_in_bytes": limit // 2}
-            )
-        if key.alone:
+        if key.alone or (limit is not None and limit < _SMALLEST_BATCHED):
             settings["batching_enabled"] = False
         try:
             producer = open_producer(

@@ -190,9 +190,11 @@ class Receivers:
         """
         partitions = self._look.partitions if self._look is not None else 0
         try:
-            _, found = self._read(self._admin)
+            present, found = self._read(self._admin)
         except NotFoundError:
             return False
+        if present and not partitions:
+            return False  # a client has made a topic again that has partitions now
         if partitions and self._partition < 0:
             known = set(map(self._topic.partition, range(partitions)))
             found = {name: stats for name, stats in found.items() if name in known}

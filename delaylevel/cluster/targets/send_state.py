@@ -225,11 +225,11 @@ class Sent(Generic[Item]):
 
     def exceeds(self, limit: int) -> bool:
         """Return True if a topic with this limit for an entry, in bytes, may refuse the message."""
-        properties = sum(len(key) + len(value) for key, value in self.properties.items())
-        keys = len(self.payload.key) + len(self.payload.ordering_key)
+        keys = self.payload.key, self.payload.ordering_key
+        text = "".join((*keys, *self.properties, *self.properties.values()))
         # Metadata takes some bytes for each field, and a character up to four.
-        metadata = 4 * (properties + keys) + 16 * len(self.properties) + 256
-        return self.size + metadata > limit
+        rest = limit - self.size - 16 * len(self.properties) - 256
+        return 4 * len(text) > rest and len(text.encode()) > rest
 
 
 #: The payload of a message that is not sent.

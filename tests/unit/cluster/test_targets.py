@@ -38,6 +38,7 @@ class Producer:
 
     client: Client
     topic: str
+    settings: dict[str, Any]
     sent: list[Callable[[Any, Any], Any]] = field(default_factory=list)
     connected: bool = True
 
@@ -76,6 +77,7 @@ class Client:
         subscriptions: the durable subscriptions of each topic, or those of one partition by index.
         kept: True if the topics' own policies keep them without subscriptions.
         last_sequence_id: the last sequence ID that each topic has stored.
+        limit: the topics' own limit for a message, in bytes; None without one.
     """
 
     open: list[Producer] = field(default_factory=list)
@@ -92,12 +94,13 @@ class Client:
     readers: int = 0
     last_sequence_id: int = -1
     deduplication: bool = True
+    limit: int | None = None
 
-    def create_producer(self, topic: str, **_: Any) -> Producer:
+    def create_producer(self, topic: str, **settings: Any) -> Producer:
         self.openings += 1
         if self.refusal is not None:
             raise self.refusal
-        self.open.append(Producer(self, topic))
+        self.open.append(Producer(self, topic, settings))
         return self.open[-1]
 
     def within(self, timeout_s: float) -> PartTimeAdmin:
@@ -134,7 +137,7 @@ class Client:
         return TopicPolicies(delete_while_inactive=False if self.kept else None)
 
     def max_message_size(self, name: TopicName) -> int | None:
-        return None
+        return self.limit
 
 
 class World:
@@ -266,6 +269,15 @@ def test_a_topic_with_sequence_ids_that_gets_or_loses_partitions_is_gone(
     assert not world.client.openings
 
 
+def test_what_is_stored_beside_the_partitions_of_a_new_topic_is_not_received() -> None:
+    """A client that reconnects may create a topic without partitions again."""
+    world = World()
+    producer = world.sent(1)
+    world.client.partitions = 2
+    producer.answer()
+    assert world.run() == [(1, "refused")]
+
+
 def test_a_target_may_refuse_before_there_are_messages() -> None:
     world = World()
     world.client.subscriptions = ()
@@ -280,6 +292,39 @@ def test_a_message_without_an_answer_is_not_stored() -> None:
     producer = world.sent(2, 3)
     producer.answer(only=slice(1))
     assert world.outcomes() == [(2, "stored")]
+
+
+def test_messages_that_are_too_large_together_are_sent_alone() -> None:
+    """The client limits a batch by its payloads only, and the broker with all properties."""
+    world = World()
+    world.settle(1)
+    together = world.sent(2, 3, 4)
+    together.answer(only=slice(1))
+    together.answer(pulsar.Result.MessageTooBig)
+    assert world.run() == [(2, "stored")]
+    alone = world.client.open[-1]
+    assert (together.settings["batching_enabled"], alone.settings["batching_enabled"]) == (
+        True,
+        False,
+    )
+    alone.answer(pulsar.Result.MessageTooBig, only=slice(1))
+    alone.answer()
+    assert sorted(world.run()) == [(3, "refused"), (4, "stored")]
+    assert world.refusal is None
+
+
+@pytest.mark.parametrize("limit", [None, 64 << 10, 1 << 20, 8 << 20])
+def test_no_batch_exceeds_the_limit_of_a_topic(limit: int | None) -> None:
+    """The client does not know this limit, and would send the batch again and again."""
+    world = World()
+    world.client.limit = limit
+    assert world.sent(1).settings["batching_enabled"] is (limit is None or limit > 5 << 20)
+
+
+@pytest.mark.parametrize(("letters", "fits"), [("x" * 60_000, True), ("é" * 60_000, False)])
+def test_the_limit_of_a_topic_counts_bytes(letters: str, fits: bool) -> None:
+    message = ParkedMessage(1, 1, -1, 0, "", "", 0, {}, bytes(30_000))
+    assert Sent(1, message, {"name": letters}, None, 0, 30_000, 0.0).exceeds(100_000) is not fits
 
 
 def test_a_producer_with_unanswered_messages_is_not_forgotten() -> None:
@@ -332,7 +377,7 @@ def test_the_next_flush_of_partitions_begins_when_the_last_one_has_ended(
 
 @pytest.mark.parametrize(
     ("result", "outcomes"),
-    [(OK, ("stored", "stored")), (pulsar.Result.MessageTooBig, ("unknown", "refused"))],
+    [(OK, ("stored", "stored")), (pulsar.Result.InvalidMessage, ("unknown", "refused"))],
 )
 def test_a_lost_producer_is_replaced_as_soon_as_a_broker_serves_the_topic(
     result: Any, outcomes: tuple[str, str]
