@@ -466,7 +466,8 @@ class Flights:
 
     def write_commits(self) -> None:
         """Write the commits of flights that are completely confirmed, and count the messages."""
-        plain: list[Flight] = []
+        plain: list[list[Flight]] = [[]]
+        room = _UNCOMMITTED
         if self._late_ms:
             self._host.stats.released(np.array(self._late_ms))
             self._late_ms = []
@@ -476,16 +477,22 @@ class Flights:
                 # published, and answers cancellations of held ones with "too late".
                 self._dispose(flight)
             if not (self._numbered or flight.may_return):
-                plain.append(flight)
+                # The broker has a limit for a record, and a burst to many targets has none.
+                room -= len(flight.batch)
+                if room < 0:
+                    plain.append([])
+                    room = _UNCOMMITTED - len(flight.batch)
+                plain[-1].append(flight)
                 continue
             held = flight.batch.positions[flight.may_return].tolist()
             number = flight.batch.number
             self._journal.append_soon(self._queue.commit(number, held, flight.confirmed_ms))
-        if plain:
+        for flights in filter(None, plain):
             at_ms = np.repeat(
-                [flight.confirmed_ms for flight in plain], [len(flight.batch) for flight in plain]
+                [flight.confirmed_ms for flight in flights],
+                [len(flight.batch) for flight in flights],
             )
-            numbers = [flight.batch.number for flight in plain]
+            numbers = [flight.batch.number for flight in flights]
             self._journal.append_soon(self._queue.commit_all(numbers, at_ms))
         self._confirmed = []
         self.uncommitted = 0

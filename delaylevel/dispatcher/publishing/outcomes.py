@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from delaylevel.cluster.failures import TOO_LARGE
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.port import TopicAdmin
@@ -128,12 +129,20 @@ class CancellationDesk:
             self._send()
         for sent, outcome, reason in self._outcomes.poll():
             decision = sent.item
-            if outcome is not SendOutcome.STORED:
+            assert decision.outcome is not None
+            if reason == TOO_LARGE:
+                # It has the key twice, and would stay too large: its cancellation would keep the
+                # window from being acknowledged for ever.
+                log.warning(
+                    "the outcome of a cancellation is too large to be stored: %s is %s",
+                    decision.outcome.id,
+                    decision.outcome.status,
+                )
+            elif outcome is not SendOutcome.STORED:
                 self._keep(decision, reason)
                 continue
-            if not self._again:
+            elif not self._again:
                 self._warning.over()
-            assert decision.outcome is not None
             self._host.stats.outcome(decision.outcome.status.value)
             if decision.position is not None:
                 if not self._answered:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from delaylevel.dispatcher.cancellations import RecentReleases
+from delaylevel.model.level_topic import SUBSCRIPTION
+from delaylevel.model.outcome import KEY
 from delaylevel.structures.id_columns import IdColumns
+from delaylevel.testing import MemoryPulsar
 from support.simulation import GRACE_MS, TARGETS, Simulation
 
 ORDERS = TARGETS[0]
@@ -168,3 +172,24 @@ def test_the_last_release_of_each_of_the_last_messages_is_known() -> None:
     assert known == {number: number for number in range(min(known), 6_000)}
     assert 1_250 <= len(known) <= 1_250 + 1_000
     assert times.times_of([("again", 1), ("k0", 1)]) == {("again", 1): 5_999}
+
+
+def test_an_outcome_that_is_too_large_keeps_nothing_from_being_acknowledged(
+    memory_pulsar: MemoryPulsar, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has the key of its message twice."""
+    monkeypatch.setattr("delaylevel.testing.memory.producer.MAX_MESSAGE_BYTES", 50_000)
+    client = memory_pulsar.client()
+    producer = client.create_producer("orders", enable_delay_level_topic=True)
+    for key in ("k" * 30_000, "k"):
+        receipt = producer.schedule(b"x", partition_key=key, deliver_after=timedelta(hours=1))
+        producer.cancel(receipt)
+    memory_pulsar.advance(timedelta(hours=2))
+    assert memory_pulsar.delivered("orders") == []
+    (described,) = memory_pulsar.level_topics()
+    for partition in range(described.window_partitions):
+        stats = memory_pulsar.admin.partition_stats(described.window_topic.partition(partition))
+        assert stats.subscriptions[SUBSCRIPTION].backlog_entries == 0, partition
+    (outcome,) = memory_pulsar.delivered(described.outcomes_topic.full)
+    assert outcome.properties[KEY] == "k"
+    assert caplog.text.count("too large to be stored") == 1

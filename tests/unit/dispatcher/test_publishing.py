@@ -274,6 +274,23 @@ def test_the_records_of_a_fraction_of_a_second(run: Simulation) -> None:
         assert len(found) <= 5
 
 
+def test_a_burst_that_is_confirmed_at_once_has_several_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker takes no record above its limit, and each target may have 2,000 in a burst."""
+    run = opened(Simulation(False, tmp_path))
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._UNCOMMITTED", 10)
+    run.send(60, ORDERS, too_big=False)
+    run.wait(0.02)
+    rounds(run, 5, 0)
+    answer(run, ORDERS)
+    rounds(run, 5)
+    data = [*run.journal_topic.confirmed, *(each for each, _ in run.journal.tail)]
+    sizes = [record.positions.size for record in map(decode, data) if isinstance(record, Released)]
+    assert sum(sizes) == len(delivered(run)) == 61
+    assert max(sizes) <= 10
+
+
 def pause_after(run: Simulation, messages: int) -> float:
     """Return the time until the next send, in s, if some messages are due at once."""
     run.wait(3.01)
