@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from delaylevel.inspection.columns import in_chunks, schema_of, to_record_batch
+from delaylevel.inspection.columns import LATEST_MS, in_chunks, schema_of, to_record_batch
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import ParkedMessage
@@ -61,6 +61,8 @@ _MESSAGE = (
     "properties",
     "value",
 )
+# The event time of a message, in a row for which it is too late.
+_EVENT_TIME = env.PREFIX + "event-time"
 # Values of these fields where the column is null.
 _ABSENT = {"key": "", "ordering_key": "", "event_time": 0}
 
@@ -79,8 +81,16 @@ def to_batches(
     """
     # Spark compares the schema of each batch with this one, field by field.
     wanted = to_arrow_schema(schema, timezone="UTC")
-    for chunk in in_chunks(messages, ROWS_PER_BATCH, BYTES_PER_BATCH):
+    for chunk in in_chunks(map(_with_event_time, messages), ROWS_PER_BATCH, BYTES_PER_BATCH):
         yield to_record_batch(chunk, source, wanted, {"routed_at": now_ms, "place": place})
+
+
+def _with_event_time(message: ParkedMessage) -> ParkedMessage:
+    """Return a message with its event time among its properties if no column can have it."""
+    if message.event_ms <= LATEST_MS:
+        return message
+    properties = {**message.properties, _EVENT_TIME: str(message.event_ms)}
+    return message._replace(properties=properties)
 
 
 def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedMessage]]:
@@ -97,6 +107,9 @@ def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedM
     for source, message, due_ms in zip(_sources(batch), messages, due, strict=True):
         if due_ms is not None:
             message.properties[env.DUE] = str(due_ms)
+        if _EVENT_TIME in message.properties:
+            event_ms = int(message.properties.pop(_EVENT_TIME))
+            message = message._replace(event_ms=event_ms)
         yield source, message
 
 

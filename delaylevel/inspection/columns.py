@@ -40,6 +40,9 @@ class _ColumnDefinition(NamedTuple):
 
 _TEXT, _LONG, _INT = pa.string(), pa.int64(), pa.int32()
 _TIME = pa.timestamp("us", tz="UTC")
+_MOST = (1 << 63) - 1
+#: Latest time in a column of times, ms since the epoch. An event time may be any number of 64 bits.
+LATEST_MS = _MOST // 1000
 _PROPERTIES = pa.map_(_TEXT, pa.field("value", _TEXT, nullable=False))
 
 
@@ -159,12 +162,22 @@ def in_chunks(
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_timestamp(kind):
-        # Not directly into timestamps: pyarrow would load pandas for that.
-        return pa.array(values, _LONG).cast(pa.timestamp("ms", tz=kind.tz)).cast(kind)
     if pa.types.is_map(kind):
         return _map_array(values, kind)
-    return pa.array(values, kind)
+    is_time = pa.types.is_timestamp(kind)
+    if not (is_time or pa.types.is_int64(kind)):
+        return pa.array(values, kind)
+    convert = _times if is_time else pa.array
+    try:
+        return convert(values, kind)
+    except (OverflowError, pa.ArrowInvalid):
+        most = LATEST_MS if is_time else _MOST
+        return convert([each if each is None else min(each, most) for each in values], kind)
+
+
+def _times(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    # Not directly into timestamps: pyarrow would load pandas for that.
+    return pa.array(values, _LONG).cast(pa.timestamp("ms", tz=kind.tz)).cast(kind)
 
 
 def _map_array(dicts: Sequence[Mapping[str, str]], kind: pa.DataType) -> pa.Array:

@@ -9,7 +9,13 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from delaylevel.inspection.columns import in_chunks, nullable_schema_of, schema_of, to_record_batch
+from delaylevel.inspection.columns import (
+    LATEST_MS,
+    in_chunks,
+    nullable_schema_of,
+    schema_of,
+    to_record_batch,
+)
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import LazyMessage, ParkedMessage
 from delaylevel.model.position import SourcePartition
@@ -62,6 +68,15 @@ def test_missing_values_are_null(form: Any, schema_of: Any) -> None:
     found = to_record_batch([form(one) for one in MESSAGES], LEVEL, schema_of(rows), {})
     assert found.schema == schema_of(rows)
     assert found.to_pydict() == rows
+
+
+def test_an_event_time_that_no_column_can_have_becomes_the_latest_one() -> None:
+    messages = [MESSAGES[1]._replace(event_ms=each) for each in (5, 0, 1 << 62, (1 << 64) - 1)]
+    found = to_record_batch(messages, LEVEL, schema_of(["event_time", "event_ms"]), {})
+    times, numbers = found.columns
+    assert numbers.to_pylist() == [5, None, 1 << 62, (1 << 63) - 1]
+    latest_us = 1000 * LATEST_MS
+    assert times.cast(numbers.type).to_pylist() == [5000, None, latest_us, latest_us]
 
 
 def test_chunks_end_at_a_number_of_rows_or_bytes() -> None:
