@@ -28,7 +28,7 @@ import pulsar
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.threads import in_background
-from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
+from delaylevel.errors import DelayTooLongError, InvalidDelayError, UnsupportedOptionError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.formatting import exact_duration
 
@@ -186,7 +186,7 @@ class Unfinished:
             copies.append((each.message, park))
         errors = self._publisher.park(copies) if copies else []
         for each, error in zip(failed, errors, strict=True):
-            if isinstance(error, (CannotParkError, DelayTooLongError)):
+            if isinstance(error, (CannotParkError, DelayTooLongError, InvalidDelayError)):
                 assert isinstance(each.decision, Park)
                 each.decision = _last(each.decision, error)
                 _log_failure(self._listener, each.message, each.decision)

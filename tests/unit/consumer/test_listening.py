@@ -95,6 +95,15 @@ def scene(request: pytest.FixtureRequest, memory_pulsar: MemoryPulsar) -> Iterat
     made.app.close()
 
 
+@pytest.mark.parametrize("after", [timedelta(days=31), timedelta(days=3_000_000)])
+def test_a_retry_that_no_level_topic_takes_is_a_dead_letter(scene: Scene, after: timedelta) -> None:
+    scene.fail(Retry(after=after))
+    scene.memory.advance(DAY)
+    assert scene.attempts == [1]
+    (reason,) = scene.reasons()
+    assert "cannot be retried: " in reason
+
+
 def test_every_retry_is_handled_at_its_own_time(scene: Scene) -> None:
     scene.fail(ValueError("no funds"), retry=RETRY)
     scene.memory.advance(2 * DAY)
