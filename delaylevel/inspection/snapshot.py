@@ -144,7 +144,9 @@ def take_snapshot(
     # in one of the ranges, or in both.
     levels = pending_ranges(admin, description, now_ms, due=due, wanted=wanted, slack_ms=slack_ms)
     if description.final_window is FinalWindow.TRACKER:
-        read = partial(tracker_window, client, admin, description, now_ms, most_journal_records)
+        read = partial(
+            tracker_window, client, admin, description, now_ms, most_journal_records, slack_ms
+        )
         if live is not None:
             window = live_window(admin, description, live, due, read)
         else:

@@ -94,10 +94,14 @@ def tracker_window(
     description: LevelTopicDescription,
     now_ms: int,
     most_journal_records: int | None,
+    slack_ms: int,
     due: Window,
     partitions: Sequence[int],
 ) -> WindowContents:
     """Return the unacknowledged messages of window partitions that no journal has as released.
+
+    Movers and producers publish there by their own clocks, so that a search by publish time is off
+    by their differences. ``slack_ms`` allows for them.
 
     If the journal of a partition has more than ``most_journal_records``, messages that were due
     when its last record was written count as released, because dispatchers release in due order.
@@ -107,7 +111,7 @@ def tracker_window(
     found = WindowContents()
     since_ms = None
     if due.from_ms is not None:
-        since_ms = due.from_ms - _longest_stay_ms(description)
+        since_ms = due.from_ms - _longest_stay_ms(description, slack_ms)
         if since_ms > now_ms:
             return found
 
@@ -226,13 +230,13 @@ class _Known(NamedTuple):
         ]
 
 
-def _longest_stay_ms(description: LevelTopicDescription) -> int:
+def _longest_stay_ms(description: LevelTopicDescription, slack_ms: int = 0) -> int:
     """Return the longest time before its due time at which a message can enter the window, in ms.
 
-    It allows for a producer's clock that is off by less than the lead.
+    It allows for clocks that differ by less than the lead, or by the slack if that is more.
     """
     finest = description.levels[len(description.levels) - 1]
-    return finest.near_due_ms + finest.lead_ms
+    return finest.near_due_ms + max(finest.lead_ms, slack_ms)
 
 
 def _due_after(messages: Messages, time_ms: int) -> list[bool]:

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from delaylevel.errors import BrokerError, InvalidInputError
-from delaylevel.inspection import Selection, Window
+from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.inspection.live import LiveDispatchers
 from delaylevel.inspection.rows import SCHEMA
+from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics import lifecycle
+from support.fakes import SkewedClock
 from support.pending_commands import pending_commands
 
 pytest.importorskip("duckdb")
@@ -258,6 +260,24 @@ def test_messages_released_by_the_journal_are_not_pending(
     paused = pending.look().horizon()
     assert paused.messages == every - sum(row.due_ms <= since for row in in_partition)
     assert paused.messages > by_clock.messages
+
+
+def test_a_clock_that_is_behind_hides_nothing_in_the_window(memory: MemoryPulsar) -> None:
+    """The broker searches a partition for publish times, as if these always rose."""
+    hour, start_ms = timedelta(hours=1), memory.clock.now_ms()
+
+    def send(name: str, after: timedelta, clock: Clock = memory.clock) -> None:
+        with memory.client(clock).create_producer("orders", enable_delay_level_topic=True) as made:
+            made.send(b"x", deliver_after=after, message_id=name, partition_key="k")
+
+    send("first", hour * 0.8)
+    send("behind", hour / 2, SkewedClock(-7_200_000, memory.clock))
+    memory.advance(timedelta(minutes=1))
+    send("last", hour * 0.9)
+    look = Inspector(memory.client(), memory.admin, "orders", clock=memory.clock)
+    later = Selection(due=Window(start_ms + 1_800_000, None))
+    found = [(row.id, row.role) for row in look.rows(later)]
+    assert found == [("first", "window"), ("last", "window")]
 
 
 @pytest.mark.parametrize(
