@@ -5,9 +5,166 @@
 
 from __future__ import annotations
 
-from delaylevel.cluster.rules import Problem
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
-from .context import Finding, State
-from .examination import CHECKS, examine
+from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.rules import RULES, Problem
+from delaylevel.errors import (
+    AdminError,
+    BrokerError,
+    BrokerUnreachableError,
+    LevelTopicError,
+    NotFoundError,
+    PermissionDeniedError,
+    UpgradeRequiredError,
+)
+from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.formatting import shell
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics import registry as topics
+
+from . import cluster_checks, running_checks, topic_checks
+from .context import ClusterContext, Finding, LevelTopicContext, State
 
 __all__ = ["CHECKS", "Finding", "Problem", "State", "examine"]
+
+Context = TypeVar("Context")
+_UPGRADE = "install that version of delaylevel on this machine (docs/operations.md)"
+
+TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Finding]], ...] = (
+    ("partitions", topic_checks.partitions),
+    ("subscriptions", topic_checks.subscriptions),
+    ("foreign subscriptions", topic_checks.foreign_subscriptions),
+    *((rule.name, partial(topic_checks.rule, rule)) for rule in RULES),
+    ("openings", topic_checks.openings),
+    ("targets", topic_checks.targets),
+    ("target schemas", topic_checks.target_schemas),
+    ("target subscriptions", topic_checks.target_subscriptions),
+    ("delayed delivery", cluster_checks.delayed_delivery),
+    ("broker faults", cluster_checks.broker_faults),
+    ("read-ahead", running_checks.read_ahead),
+    ("deduplication", topic_checks.deduplication),
+    ("mover", running_checks.mover),
+    ("dispatcher", running_checks.dispatcher),
+    ("pauses", running_checks.pauses),
+    ("hand-offs", running_checks.lateness),
+    ("producer clocks", running_checks.producer_clocks),
+    ("held", running_checks.held),
+    ("dead letters", running_checks.dead_letters),
+    ("ack holes", running_checks.holes),
+)
+CLUSTER_CHECKS = ("broker", "admin rights", "clock", "level topic")
+CHECKS = (*CLUSTER_CHECKS, *(name for name, _ in TOPIC_CHECKS))
+
+
+def examine(
+    connection: Connection,
+    topic: str | None = None,
+    *,
+    namespace: str = "public/default",
+    delivery: Delivery = Delivery.AT_LEAST_ONCE,
+    clock: Clock | None = None,
+) -> Iterator[Finding]:
+    """Run every check and yield a finding for each, in their order; nothing is changed.
+
+    Args:
+        connection: the cluster's addresses and credentials.
+        topic: a business topic, its level topic, or any member topic; None for every level topic
+            of the namespace.
+        namespace: ``tenant/namespace`` of the level topics if no topic is given.
+        delivery: the guarantee of the dispatchers, which the cluster does not know.
+        clock: the clock of this machine.
+    """
+    if topic is not None:
+        namespace = TopicName.parse(topic).namespace_path
+    # Brokers that do not answer: each is a problem of the first check that needs it, and further
+    # checks that need it are skipped.
+    away: set[str] = set()
+
+    def run(
+        check: str, subject: str, of: Callable[[Context], Finding], context: Context
+    ) -> Finding:
+        return replace(_run(of, context, away), check=check, subject=subject)
+
+    with Admin.from_connection(connection) as admin:
+        cluster = ClusterContext(connection, admin, clock or SystemClock(), delivery)
+        found = run("broker", connection.admin_url, cluster_checks.broker, cluster)
+        yield found
+        if found.problems:
+            return  # every other check needs the broker
+        rights = partial(cluster_checks.rights, namespace=namespace)
+        found = run("admin rights", namespace, rights, cluster)
+        yield found
+        yield run("clock", connection.admin_url, cluster_checks.clock, cluster)
+        if found.problems and topic is None:
+            return
+        descriptions: list[LevelTopicDescription] = []
+        try:
+            finding = _level_topics(admin, topic, namespace, descriptions)
+        except PermissionDeniedError:
+            return  # "admin rights" says so; a mover's role may look at its own level topic
+        except BrokerUnreachableError as error:
+            finding = _unanswered(error, away)
+        yield replace(finding, check="level topic", subject=topic or namespace)
+        for description in descriptions:
+            context = LevelTopicContext(cluster, description)
+            for name, check in TOPIC_CHECKS:
+                yield run(name, description.topic, check, context)
+
+
+def _level_topics(
+    admin: Admin, topic: str | None, namespace: str, served: list[LevelTopicDescription]
+) -> Finding:
+    """Add the level topics to examine to a list, and return the finding about them."""
+    if topic is not None:
+        try:
+            served.append(topics.describe(admin, topic, search=True))
+        except UpgradeRequiredError as error:
+            return Finding.failed(str(error), _UPGRADE)
+        except LevelTopicError as error:
+            return Finding.failed(str(error), f"`delaylevel levels create {shell(topic)}`")
+        return Finding(note=served[0].topic)
+    found = topics.list_level_topics(admin, namespace)
+    served += [item.description for item in found if item.description is not None]
+    create = "run `delaylevel levels create` with its own strategy"
+    bad = [
+        Problem(f"{item.topic}: {item.problem}", _UPGRADE if item.needs_upgrade else create)
+        for item in found
+        if item.description is None
+    ]
+    return Finding.of(bad, f"{len(served)} level topics")
+
+
+def _unanswered(error: BrokerUnreachableError, away: set[str]) -> Finding:
+    """Return the outcome of a check that got no answer."""
+    if not error.address:
+        return Finding.failed(str(error), "start the broker, or name its --admin-url")
+    if error.address in away:
+        return Finding.skip(f"the broker at {error.address} does not answer")
+    away.add(error.address)
+    return Finding.failed(
+        str(error), "then run doctor again: checks that need this broker are skipped now"
+    )
+
+
+def _run(check: Callable[[Context], Finding], context: Context, away: set[str]) -> Finding:
+    """Run a check; a failed request is an outcome too."""
+    try:
+        return check(context)
+    except PermissionDeniedError as error:
+        return Finding.skip(f"the token has no permission ({error.reason})")
+    except BrokerUnreachableError as error:
+        return _unanswered(error, away)
+    except NotFoundError as error:
+        return Finding.skip(f"deleted during the check: {error.reason}")
+    except BrokerError as error:
+        if isinstance(error, AdminError) and error.status >= 500:
+            # The broker does not know the fact, which says nothing about it.
+            return Finding.skip(f"{error}; the broker's own log has details")
+        return Finding.failed(str(error), "try again; the broker's own log has details")

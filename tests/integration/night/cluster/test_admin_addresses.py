@@ -10,7 +10,7 @@ import pytest
 from delaylevel import topics
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.doctor.context import State
-from delaylevel.doctor.examination import examine
+from delaylevel.doctor import examine
 from delaylevel.errors import BrokerError, BrokerUnreachableError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
