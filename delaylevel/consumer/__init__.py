@@ -9,8 +9,7 @@ from delaylevel.errors import from_extra
 
 if TYPE_CHECKING:
     from .deduplication import Deduplication
-    from .handled_ids import HandledIds, TopicIdStore
-    from .ids import InvalidIdError
+    from .handled_ids import HandledIds, InvalidIdError, TopicIdStore
     from .listener import Listener, ListenerCounts
     from .listeners import Listeners
     from .message import ReceivedMessage
@@ -35,7 +34,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "Backoff": ("retry", None),
     "Deduplication": ("deduplication", None),
     "HandledIds": ("handled_ids", "window"),
-    "InvalidIdError": ("ids", None),
+    "InvalidIdError": ("handled_ids", "window"),
     "Listener": ("listener", None),
     "ListenerCounts": ("listener", None),
     "Listeners": ("listeners", None),

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delaylevel.consumer.handled_ids import LISTENER, SUFFIX, TopicIdStore, decode_ids
-from delaylevel.consumer.ids import key_of
+from delaylevel.consumer.handled_ids import LISTENER, SUFFIX, TopicIdStore, decode_ids, key_of
 from delaylevel.consumer.listener import Listener
 from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.dispatcher.journal.records import pack_message

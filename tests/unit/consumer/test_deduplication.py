@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from delaylevel.consumer import Deduplication, HandledIds, InvalidIdError
-from delaylevel.consumer.ids import key_of
+from delaylevel.consumer.handled_ids import key_of
 
 
 def message(id_: str = "a", **values: Any) -> Any:

@@ -9,8 +9,8 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.doctor.context import State
 from delaylevel.doctor import examine
+from delaylevel.doctor.context import State
 from delaylevel.errors import BrokerError, BrokerUnreachableError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
