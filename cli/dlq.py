@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from delaylevel.cli.views.output import emit, emit_one, note
+from delaylevel.cli.views.output import emit, emit_one, finish, note, outcome_tone
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
@@ -28,7 +28,6 @@ from delaylevel.topics.registry import describe
 
 from . import options
 from .command import Settings, examples
-from .failures import finish, outcome_tone
 from .options import Parsed
 
 _LIST = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from delaylevel import changes
-from delaylevel.cli.views.output import emit, emit_one, note
+from delaylevel.cli.views.output import emit, emit_one, finish, note, outcome_tone
 from delaylevel.cli.views.tables import Column
 from delaylevel.cli.views.terminal import cut, printable
 from delaylevel.cluster.connection.settings import require_reachable
@@ -26,7 +26,6 @@ from delaylevel.producer.receipts import check_cancellable
 
 from . import options
 from .command import Settings, examples, together
-from .failures import finish, outcome_tone
 from .inspection import id_option, inspector, query, selection_options
 from .options import DURATION
 

@@ -16,7 +16,7 @@ import click
 
 from delaylevel.cli.views.levels import note_undelivered, note_unsubscribed
 from delaylevel.cli.views.live import progress
-from delaylevel.cli.views.output import emit, emit_one, note
+from delaylevel.cli.views.output import emit, emit_one, failure_view, note, outcome_tone
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.failures import close_quietly, is_ok
@@ -32,7 +32,6 @@ from delaylevel.producer.client_calls import error_of
 
 from . import options
 from .command import examples, pass_connection, settings_of
-from .failures import failure_view, outcome_tone
 from .options import DURATION, TIME, parse_time_ms
 
 _COLUMNS = (
