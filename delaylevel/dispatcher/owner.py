@@ -31,10 +31,9 @@ from delaylevel.dispatcher.cancellations import UNCLEAR_MS, RecentReleases
 from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
-from delaylevel.dispatcher.publishing.flights import Flight
+from delaylevel.dispatcher.publishing.flights import Flights, SetAsideTopics
 from delaylevel.dispatcher.publishing.outcomes import CancellationDesk
 from delaylevel.dispatcher.publishing.publisher import BatchPublisher
-from delaylevel.dispatcher.publishing.set_aside import SetAsideTopics
 from delaylevel.dispatcher.publishing.targets import TargetPartitions
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
@@ -200,7 +199,7 @@ class PartitionOwner:
         opened.callback(journal.close)
         delay_queue = self._queue = self._open_queue(host.description())
         opened.callback(delay_queue.close)
-        set_aside: SetAsideTopics[Flight] = SetAsideTopics(host)
+        set_aside = SetAsideTopics(host)
         opened.callback(set_aside.close)
         numbered = settings.delivery is Delivery.EFFECTIVELY_ONCE
         window = self.topic.removeprefix("persistent://")
@@ -218,8 +217,9 @@ class PartitionOwner:
         )
         opened.callback(pool.close)
         partitions = TargetPartitions(host) if numbered else None
-        self._publisher = BatchPublisher(host, delay_queue, pool, journal, set_aside, partitions)
-        self._flights = self._publisher.flights
+        flights = Flights(host, delay_queue, pool, journal, set_aside, numbered=numbered)
+        self._flights = flights
+        self._publisher = BatchPublisher(host, delay_queue, pool, flights, partitions)
         self._desk = CancellationDesk(host, delay_queue, journal, self._source)
         opened.callback(self._desk.close)
 

@@ -609,14 +609,13 @@ class Simulation:
         """Note what expires, and check that it does not before its time."""
         send = topics.send
 
-        def checked(owner: Any, messages: Any, refused: Any) -> Any:
-            count, counted = send(owner, messages, refused)
-            for index, (counter, _) in zip(sorted(refused), counted, strict=True):
+        def checked(flight: Any) -> None:
+            send(flight)
+            for index, (counter, _) in zip(sorted(flight.refused), flight.counted, strict=True):
                 if counter == "expired":
-                    message_id = messages[index].message_id
+                    message_id = flight.batch.messages[index].message_id
                     assert self._expires_ms(message_id) <= self.clock.now_ms()
                     self.expired[message_id] += 1
-            return count, counted
 
         topics.send = checked
 

@@ -14,6 +14,7 @@ much as a message. With sequence IDs they are written before the next intents at
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.cluster.targets.send_state import SendOutcome, Sent
@@ -37,10 +39,15 @@ from delaylevel.dispatcher.journal.records import (
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.record import DueBatch, WindowMessage
 from delaylevel.model.due_time import expired_reason, expires_at_ms
+from delaylevel.model.envelope import REASON
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.mover import hop
+from delaylevel.mover.carrier import Carried, OwnPlaces
+from delaylevel.mover.hop import Place, Placed
 
-from .set_aside import SetAsideTopics
 from .targets import parse_target, target_name
+
+log = logging.getLogger(__name__)
 
 #: Limits of one target's messages in flight, and of those that are being set aside. Beyond them
 #: messages wait.
@@ -72,6 +79,8 @@ _COMMIT_S = 0.5
 _UNCOMMITTED = 2_000
 # The longest time until a message is counted whose flight is not completely confirmed.
 _COUNT_S = 1.0
+# Pause before messages that were not set aside are sent again.
+_RETRY_S = 1.0
 
 
 @dataclass(eq=False)
@@ -111,6 +120,67 @@ class Flight:
         """Due time of each message, ms since the epoch."""
         dues: list[int] = self.batch.due_ms.tolist()
         return dues
+
+
+class SetAsideTopics(OwnPlaces[tuple[Flight, int]]):
+    """The held and the dead-letter topic, for messages of flights that are not published."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host.client, host.description, host.clock, host.loop)
+        self._dead_letters = host.description().dead_letter_topic.partition(0).full
+        self._again: list[Carried[tuple[Flight, int]]] = []
+        self._again_s = 0.0
+        self._warning = RepeatedWarning(log, f"{self._dead_letters} or its held topic")
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Number and bytes of the messages that are not confirmed."""
+        messages, size = super().load
+        return messages + len(self._again), size + sum(each.size for each in self._again)
+
+    def send(self, flight: Flight) -> None:
+        """Send the refused messages of a flight to their topics without waiting."""
+        for index, reason in sorted(flight.refused.items()):
+            message = flight.batch.messages[index]
+            placed = self._placed(message, reason)
+            place = placed.place
+            flight.counted.append((place.counter, place.counted_by))
+            if place.topic:
+                flight.aside += 1
+                envelope = message.envelope if message.target else None
+                self.put(Carried((flight, index), message, envelope, placed))
+        self.flush()
+
+    def _placed(self, message: WindowMessage, reason: str) -> Placed:
+        description = self._describe()
+        if message.target:
+            now_ms = self._clock.now_ms()
+            return hop.set_aside(description, message, message.envelope, reason, now_ms)
+        letter, properties = description.dead_letter_topic.partition(0).full, message.properties
+        return Placed(Place("dead", properties.get(REASON, ""), letter), properties)
+
+    def confirmed(self) -> Iterator[tuple[Flight, int, bool]]:
+        """Yield flight, index, and if it is a dead letter, of each message that was confirmed."""
+        # A message that was not confirmed is sent again. If the owner gave up instead, the next one
+        # would publish the messages in flight of every other target again.
+        if self._again and self._now_s() >= self._again_s:
+            again, self._again = self._again, []
+            for carried in again:
+                carried.reason = ""
+                self.put(carried)
+            self.flush()
+        for carried in self.poll():
+            topic = carried.place.topic
+            if carried.reason:
+                reason = f"{topic} did not confirm ({carried.reason}): its messages are sent again"
+                self._warning.failed(reason)
+                self._again.append(carried)
+                self._again_s = self._now_s() + _RETRY_S
+                continue
+            if not self._again:
+                self._warning.over()
+            yield *carried.item, topic == self._dead_letters
+        self.flush()  # what was too large for the held topic
 
 
 @dataclass(eq=False)
@@ -163,7 +233,7 @@ class Flights:
         delay_queue: DelayQueue,
         pool: TargetPool[PoolItem],
         journal: Journal,
-        set_aside: SetAsideTopics[Flight],
+        set_aside: SetAsideTopics,
         *,
         numbered: bool,
     ) -> None:
@@ -273,6 +343,13 @@ class Flights:
             if self._rate < below:
                 return pause_s - now_s % pause_s
         return max(_SHORTEST_PAUSE_S, _TOGETHER / self._rate)
+
+    def begin_pause(self, topic: str) -> None:
+        """Record that messages of a paused target wait, unless that is recorded."""
+        # Not waited for: without this record, the next owner takes more messages for sent than
+        # were, and only decides later about their cancellations.
+        if topic not in self._queue.state.paused:
+            self._journal.append_soon(self._queue.pause(topic))
 
     def _end_pauses(self, flights: list[Flight]) -> None:
         """Record that messages of targets that were paused are sent, or set aside."""
@@ -555,13 +632,12 @@ class Flights:
         if not flight.refused:
             self._commit(flight)
             return
-        messages, refused = flight.batch.messages, flight.refused
-        flight.aside, flight.counted = self._set_aside.send(flight, messages, refused)
+        self._set_aside.send(flight)
         if not flight.aside:
             self._commit(flight)
         elif flight.key is not None:
-            flight.size = sum(len(message.value or b"") for message in messages)
-            self._count_refused(flight.key.topic, len(messages), flight.size)
+            flight.size = sum(len(message.value or b"") for message in flight.batch.messages)
+            self._count_refused(flight.key.topic, len(flight.batch), flight.size)
 
     def _count_refused(self, topic: str, messages: int, size: int) -> None:
         before, size_before = self._refused_load.pop(topic, (0, 0))
@@ -573,7 +649,8 @@ class Flights:
         if flight.key is not None and flight.size is not None:
             self._count_refused(flight.key.topic, -len(flight.batch), -flight.size)
         self._open.discard(flight)
-        self._set_aside.count(flight.counted)
+        for counter, key in flight.counted:
+            self._host.stats.set_aside(counter, key)
         now_ms = self._clock.now_ms()
         if flight.refused or not flight.confirmed_ms:
             flight.confirmed_ms = now_ms

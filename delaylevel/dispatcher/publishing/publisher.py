@@ -17,7 +17,6 @@ from enum import Enum
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import Host
-from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.pending import (
     ASIDE_PARTITION,
     DISK_FULL_PARTITION,
@@ -28,7 +27,6 @@ from delaylevel.dispatcher.record import DueBatch, WindowMessage
 from delaylevel.structures.segments.pending import SpillError
 
 from .flights import Flight, Flights, PoolItem, is_below_limits
-from .set_aside import SetAsideTopics
 from .targets import PauseGate, TargetPartitions, by_target, paused_key
 
 #: A target that needs longer for what is in flight is slow: its messages make way for others.
@@ -87,18 +85,16 @@ class BatchPublisher:
         host: Host,
         delay_queue: DelayQueue,
         pool: TargetPool[PoolItem],
-        journal: Journal,
-        set_aside: SetAsideTopics[Flight],
+        flights: Flights,
         partitions: TargetPartitions | None,
     ) -> None:
         self._queue = delay_queue
         self.pool = pool
-        self._journal = journal
+        self.flights = flights
         self._partitions = partitions
         self._numbered = partitions is not None
         self._clock = host.clock
         self._warm_until_ms = -1
-        self.flights = Flights(host, delay_queue, pool, journal, set_aside, numbered=self._numbered)
         self._gate = PauseGate(host, delay_queue.waiting.count)
         self._launched: list[Flight] = []  # not passed on to the flights yet
 
@@ -219,10 +215,8 @@ class BatchPublisher:
         if key.topic and not waited:
             paused = self._gate.waits(batch, key).tolist()
             if paused:
-                if self._gate.is_paused(key.topic) and key.topic not in self._queue.state.paused:
-                    # Not waited for: without this record, the next owner takes more messages for
-                    # sent than were, and only decides later about their cancellations.
-                    self._journal.append_soon(self._queue.pause(key.topic))
+                if self._gate.is_paused(key.topic):
+                    self.flights.begin_pause(key.topic)
                 batches = self._split(batch, paused)
                 self._wait(batches[0], paused_key(key))
                 if batches[1] is None:
