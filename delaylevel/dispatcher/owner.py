@@ -40,7 +40,7 @@ from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
-from delaylevel.model.position import Position
+from delaylevel.model.position import Position, SourcePartition
 from delaylevel.mover import hop
 from delaylevel.structures.segments.pending import (
     DamagedSegmentError,
@@ -123,6 +123,78 @@ class DispatchSettings:
     processes: tuple[str, ...] = ()
 
 
+class Checkpoints:
+    """The checkpoints of a window partition: low watermark, snapshots, and acknowledgements.
+
+    Attributes:
+        entry_end: packed position of the last message that was read, if it is the last one of its
+            entry; otherwise of an earlier one, or -1.
+    """
+
+    def __init__(
+        self, journal: Journal, lock: PartitionLock, source: SourcePartition, queue: DelayQueue
+    ) -> None:
+        self._journal = journal
+        self._lock = lock
+        self._source = source
+        self._queue = queue
+        self.entry_end = -1
+        self._snapshot_size = 0
+        self._acknowledged = Position(-1, -1)
+        # Number of the journal's last record of a low watermark; 0 if it is acknowledged.
+        self._watermark_record = 0
+
+    @property
+    def owes_acknowledgement(self) -> bool:
+        """True if `acknowledge` waits for the journal."""
+        return self._watermark_record > 0
+
+    def make(self) -> None:
+        """Acknowledge up to the low watermark; write a snapshot if the journal has grown."""
+        if not (self._journal.connected and self._lock.connected):
+            # This write fails if another dispatcher has opened the journal. Otherwise it waits
+            # for the connection.
+            self._journal.append(LowWatermark(self._queue.state.low_watermark))
+        self._write_watermark()
+        self.acknowledge()
+        if self._journal.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
+            self.write_snapshot()
+
+    def finish(self) -> None:
+        """Write all that is known, and acknowledge it."""
+        self._write_watermark()
+        # It waits until everything before it is stored, so the source can be acknowledged at once.
+        self.write_snapshot()
+        self.acknowledge()
+
+    def write_snapshot(self) -> None:
+        """Write a snapshot, which lets the broker delete the records before it."""
+        chunks = self._queue.state.snapshot()
+        self._journal.snapshot(chunks)
+        self._snapshot_size = sum(map(len, chunks))
+
+    def _write_watermark(self) -> None:
+        """Write the low watermark to the journal if it has moved."""
+        record = self._queue.checkpoint()
+        if record is not None:
+            self._watermark_record = self._journal.append_soon(record)
+
+    def acknowledge(self) -> None:
+        """Acknowledge everything below the low watermark once the journal has confirmed it."""
+        position = self._queue.state.low_watermark
+        if not position or self._journal.stored < self._watermark_record:
+            return
+        self._watermark_record = 0
+        # An acknowledgement is for a whole entry, and the low watermark may be within one. Only the
+        # fetcher knows if the last message that was read ends its entry.
+        end = entry_of(position)
+        if position == self.entry_end + 1:
+            end = entry_of(self.entry_end).next_entry
+        if end > self._acknowledged:
+            self._lock.acknowledge(self._source, end)
+            self._acknowledged = end
+
+
 class PartitionOwner:
     """The steps of the owner of one window partition.
 
@@ -137,6 +209,7 @@ class PartitionOwner:
 
     Attributes:
         caught_up: True if due messages are published.
+        desk: the cancellations of the partition, once it is taken over.
         next_checkpoint_s: monotonic time of the next checkpoint, in s.
     """
 
@@ -159,14 +232,7 @@ class PartitionOwner:
         self._client_of = client_of or (lambda target: host.client)
         self._source, self._journal_source = window_sources(host.description(), partition)
         self.topic = self._source.topic
-        self._snapshot_size = 0
         self._quiet_checkpoints = 0
-        # Packed position of the last message that was read, if it is the last one of its entry;
-        # otherwise of an earlier one, or -1.
-        self._entry_end = -1
-        self._acknowledged = Position(-1, -1)
-        # Number of the journal's last record of a low watermark; 0 if it is acknowledged.
-        self._watermark_record = 0
         # Batches whose room the fetcher does not have back, and the state if it has to wait for it.
         self._without_room = 0
         self._disk_state = ""
@@ -177,8 +243,8 @@ class PartitionOwner:
     def take_over(self, opened: contextlib.ExitStack) -> Fetcher:
         """Open everything, resolve what the last owner left open, and return the fetcher."""
         self._open(opened)
-        self._flights.resolve_earlier()
-        self._write_snapshot()
+        self._publisher.flights.resolve_earlier()
+        self._checkpoints.write_snapshot()
         self._fetcher = self._make_fetcher()
         return self._fetcher
 
@@ -193,12 +259,11 @@ class PartitionOwner:
         self._started_s = host.now_s()
         self.next_checkpoint_s = self._started_s + settings.checkpoint_ms / 1000
         source, clock = self._journal_source, host.clock
-        journal = self._journal = Journal(
-            host.client, host.admin, source, self._lock, host.now_s, clock.now_ms
-        )
+        journal = Journal(host.client, host.admin, source, self._lock, host.now_s, clock.now_ms)
         opened.callback(journal.close)
-        delay_queue = self._queue = self._open_queue(host.description())
+        delay_queue = self._queue = self._open_queue(journal, host.description())
         opened.callback(delay_queue.close)
+        self._checkpoints = Checkpoints(journal, self._lock, self._source, delay_queue)
         set_aside = SetAsideTopics(host)
         opened.callback(set_aside.close)
         numbered = settings.delivery is Delivery.EFFECTIVELY_ONCE
@@ -218,14 +283,13 @@ class PartitionOwner:
         opened.callback(pool.close)
         partitions = TargetPartitions(host) if numbered else None
         flights = Flights(host, delay_queue, pool, journal, set_aside, numbered=numbered)
-        self._flights = flights
         self._publisher = BatchPublisher(host, delay_queue, pool, flights, partitions)
-        self._desk = CancellationDesk(host, delay_queue, journal, self._source)
-        opened.callback(self._desk.close)
+        self.desk = CancellationDesk(host, delay_queue, journal, self._source)
+        opened.callback(self.desk.close)
 
-    def _open_queue(self, description: LevelTopicDescription) -> DelayQueue:
+    def _open_queue(self, journal: Journal, description: LevelTopicDescription) -> DelayQueue:
         """Return a delay queue without messages, with the state at the end of the journal."""
-        journal, settings, clock = self._journal, self._settings, self.host.clock
+        settings, clock = self._settings, self.host.clock
         releases = RecentReleases()
         state = JournalState.read(
             journal.read(), settings.remember, lambda ids: releases.add(ids, journal.read_ms)
@@ -306,7 +370,7 @@ class PartitionOwner:
                 fetched += 1
                 self._offer(event)
             elif isinstance(event, EntryEnd):
-                self._entry_end = pack(event.ledger_id, event.entry_id)
+                self._checkpoints.entry_end = pack(event.ledger_id, event.entry_id)
             elif event is CAUGHT_UP:
                 self._end_recovery()
                 self.stats.set(caught_up=True)
@@ -325,10 +389,8 @@ class PartitionOwner:
         """Process the outcomes of what was sent, and cancellations; errors as for `take_in`."""
         # Before the look: an answer that comes during it is not seen by it, and wakes this again.
         self.events.take_answered()
-        # After the claim of another owner, nothing that follows may be sent or set aside.
-        self._journal.check()
-        self._flights.process()
-        self._desk.process()
+        self._publisher.flights.process()
+        self.desk.process()
 
     def release(self) -> float:
         """Publish what is due once all is read; return the shortest pause before the next, in s."""
@@ -340,7 +402,7 @@ class PartitionOwner:
         self._release()
         if self._queue.in_flight:
             self._stir()
-        return self._flights.pause_s
+        return self._publisher.flights.pause_s
 
     def tidy_up(self) -> None:
         """Let reading go on, acknowledge, and make a checkpoint, each at its time.
@@ -349,8 +411,8 @@ class PartitionOwner:
             DelayLevelError: the partition has to be given up.
         """
         self._read_on()
-        if self._watermark_record:
-            self._acknowledge()
+        if self._checkpoints.owes_acknowledgement:
+            self._checkpoints.acknowledge()
         if self.host.now_s() >= self.next_checkpoint_s:
             self.checkpoint()
 
@@ -369,18 +431,15 @@ class PartitionOwner:
     def drain(self) -> None:
         """Go on with what is launched, and launch nothing else; errors as for `tidy_up`."""
         with TURNS.take(PUBLISHING):
-            self._flights.send_prepared()
+            self._publisher.flights.send_prepared()
         self.process_outcomes()
 
     def finish(self) -> None:
         """Write everything that the next owner needs; errors as for `tidy_up`."""
-        self._flights.write_commits()
-        self._desk.finish()
-        # After those, which release messages: the low watermark passes them then. The snapshot
-        # waits until everything before it is stored, so the source can be acknowledged at once.
-        self._write_watermark()
-        self._write_snapshot()
-        self._acknowledge()
+        self._publisher.flights.write_commits()
+        self.desk.finish()
+        # After those, which release messages: the low watermark passes them then.
+        self._checkpoints.finish()
 
     # -- what comes next
 
@@ -398,7 +457,7 @@ class PartitionOwner:
     def next_step_ms(self) -> int | None:
         """Time of the next other work by due times, ms since the epoch; None if there is none."""
         publisher = self._publisher
-        if self._flights.prepared:
+        if publisher.flights.prepared:
             return 0
         if not self.caught_up:
             return None
@@ -408,8 +467,8 @@ class PartitionOwner:
     @property
     def next_look_s(self) -> float | None:
         """Monotonic time of the next work without an event or a due time, in s, or None."""
-        flights = self._flights
-        times = [flights.next_commit_s, self._desk.next_look_s]
+        flights = self._publisher.flights
+        times = [flights.next_commit_s, self.desk.next_look_s]
         if self._without_room:
             times.append(self.host.now_s() + _DISK_S)
         if (owes_answers := flights.owes_answers) or self._publisher.busy:
@@ -428,7 +487,7 @@ class PartitionOwner:
     @property
     def is_settled(self) -> bool:
         """True if there is nothing to do before an event or the next times."""
-        waits = self.events or self.events.are_answered or self._watermark_record
+        waits = self.events or self.events.are_answered or self._checkpoints.owes_acknowledgement
         return self.caught_up and not waits
 
     @property
@@ -437,19 +496,15 @@ class PartitionOwner:
         return self._unanswered > 0 or self._publisher.has_waiting or not self._publisher.ready
 
     @property
-    def is_deciding(self) -> bool:
-        """True while a decision about a cancellation is on its way."""
-        return self._desk.is_deciding
-
-    @property
     def owes_commits(self) -> bool:
         """True if outcomes are known that are not in the journal."""
-        return self._flights.next_commit_s is not None
+        return self._publisher.flights.next_commit_s is not None
 
     @property
     def look_every_s(self) -> float:
         """Time between two looks at what is in flight, in s."""
-        return _RESOLVE_EVERY_S if self._flights.owes_answers else _CHECK_EVERY_S
+        owes_answers = self._publisher.flights.owes_answers
+        return _RESOLVE_EVERY_S if owes_answers else _CHECK_EVERY_S
 
     @property
     def is_calm(self) -> bool:
@@ -466,12 +521,13 @@ class PartitionOwner:
     @property
     def in_flight(self) -> int:
         """Number of batches that are not completely confirmed."""
-        return len(self._flights)
+        return len(self._publisher.flights)
 
     @property
     def _unanswered(self) -> int:
         """Number of messages that were sent and have no outcome."""
-        return self._queue.in_flight - self._flights.prepared - self._flights.uncommitted
+        flights = self._publisher.flights
+        return self._queue.in_flight - flights.prepared - flights.uncommitted
 
     # -- reading
 
@@ -513,7 +569,7 @@ class PartitionOwner:
         if self._disk_state != before:
             self.stats.set(state=self._disk_state or "releasing")
 
-    # -- publishing and acknowledging
+    # -- publishing
 
     @TURNS.take(PUBLISHING)
     def _release(self) -> None:
@@ -529,60 +585,27 @@ class PartitionOwner:
                 if not self.events:
                     continue
             break
-        self._flights.send_prepared()
+        self._publisher.flights.send_prepared()
         if not behind:
             self._publisher.warm_up()
 
     def _checkpoint(self) -> None:
         """Acknowledge up to the low watermark, and do all that is due from time to time."""
-        self._flights.write_commits()
-        self._desk.tidy_up()
-        if not (self._journal.connected and self._lock.connected):
-            # This write fails if another dispatcher has opened the journal. Otherwise it waits
-            # for the connection.
-            self._journal.append(LowWatermark(self._queue.state.low_watermark))
-        self._write_watermark()
-        self._acknowledge()
-        if self._journal.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
-            self._write_snapshot()
+        self._publisher.flights.write_commits()
+        self.desk.tidy_up()
+        self._checkpoints.make()
         if self.caught_up:
             # Until then, producers keep the names that an earlier owner may try to use again: what
             # it had in flight is published first, so that the broker drops the earlier copies.
             self._publisher.pool.close_idle()
         delay_queue, waiting = self._queue, self._queue.waiting
         self.stats.set(
-            pending=len(delay_queue) + self._flights.prepared,
+            pending=len(delay_queue) + self._publisher.flights.prepared,
             in_flight=self._unanswered,
             next_due_ms=_earliest(delay_queue.pending.next_due_ms, waiting.first_due_ms),
             memory_bytes=delay_queue.memory_bytes,
             disk_bytes=delay_queue.pending.segments.disk_bytes + waiting.disk_bytes,
         )
-
-    def _write_snapshot(self) -> None:
-        chunks = self._queue.state.snapshot()
-        self._journal.snapshot(chunks)
-        self._snapshot_size = sum(map(len, chunks))
-
-    def _write_watermark(self) -> None:
-        """Write the low watermark to the journal if it has moved."""
-        record = self._queue.checkpoint()
-        if record is not None:
-            self._watermark_record = self._journal.append_soon(record)
-
-    def _acknowledge(self) -> None:
-        """Acknowledge everything below the low watermark once the journal has confirmed it."""
-        position = self._queue.state.low_watermark
-        if not position or self._journal.stored < self._watermark_record:
-            return
-        self._watermark_record = 0
-        # An acknowledgement is for a whole entry, and the low watermark may be within one. Only the
-        # fetcher knows if the last message that was read ends its entry.
-        end = entry_of(position)
-        if position == self._entry_end + 1:
-            end = entry_of(self._entry_end).next_entry
-        if end > self._acknowledged:
-            self._lock.acknowledge(self._source, end)
-            self._acknowledged = end
 
 
 def _bucket_ms(description: LevelTopicDescription) -> int:

@@ -501,7 +501,9 @@ class Flights:
 
     @TURNS.take(PUBLISHING)
     def process(self) -> None:
-        """Process the outcomes of messages that were sent."""
+        """Process the outcomes of messages that were sent; errors as for `Journal.append`."""
+        # After the claim of another owner, nothing that follows may be sent or set aside.
+        self._journal.check()
         refused: list[tuple[Flight, int]] = []
         done: list[Flight] = []
         stored: list[Sent[PoolItem]] = []

@@ -205,7 +205,7 @@ class _WindowPartition:
         if changed or owner.owes_commits:
             # Everything is acknowledged when a listener or the test looks at it.
             owner.checkpoint()
-        looks = owner.is_publishing or owner.is_deciding
+        looks = owner.is_publishing or owner.desk.is_deciding
         self._look_s = owner.next_look_s if looks else None
 
 
