@@ -1,33 +1,72 @@
-"""The dispatcher's state machine: each message comes out once, when it is due."""
+"""The dispatcher's state machine: a message comes out once, when it is due, or is cancelled.
+
+Cancellations
+-------------
+A decision is a journal record before it is an outcome. `Cancellations` decides and makes the
+records; it does no input or output. A cancelled message is not searched for: it stays where it is,
+and is dropped by its ID as soon as it is taken out, for whatever reason. After a takeover, it is a
+copy of a known message.
+
+A message is cancelled only if neither this owner nor an earlier one can have sent it: it is
+pending, and was not due some seconds after the takeover, nor after the latest record of an earlier
+owner, by its clock. An owner sends only what is due, and only within a second after its journal
+confirmed a record. So what was due later was not sent by an earlier owner, not even by one that was
+suspended or cut off, or whose clock was ahead.
+
+For the ID of a cancellation, the first of these that applies:
+
+==========================================  =======================================================
+the ID                                      decision
+==========================================  =======================================================
+is cancelled                                ``cancelled``, again
+was held, dropped or expired                ``unknown``, with the reason
+was released                                ``too late``, with the time if it is known
+is being published                          none: it waits for the release
+was refused by its target before            none: it waits, because the held topic may have it
+was due before the takeover, or up to       none: it waits for the release, because an earlier
+5 s after it, by the clock of either        owner may have sent it. While its target is paused,
+owner                                       this holds only for what was due before the pause.
+is pending                                  ``cancelled``, after a Disposition record
+is anything else                            none: it waits for the message until its due time plus
+                                            a grace period, then ``unknown``. Everything that was
+                                            stored before that time must have been read.
+==========================================  =======================================================
+
+A cancellation that waits for its message is a row among the pending messages, which may be on disk.
+Only its ID is kept in memory, so that the message is cancelled when it arrives.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from pyroaring import BitMap64
 
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.dispatcher.cancellations import Cancellations, RecentReleases
 from delaylevel.dispatcher.journal.records import (
-    UNCERTAIN,
+    Answered,
     Commit,
     Disposition,
     DispositionKind,
     Intent,
     LowWatermark,
     Paused,
+    Record,
     Refused,
     Released,
     Resolved,
     pack,
 )
-from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.journal.state import JournalState, UnresolvedIntents
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
-from delaylevel.structures.id_columns import IdColumns, Mask, to_array
+from delaylevel.model.outcome import Outcome, OutcomeStatus
+from delaylevel.structures.id_columns import IdColumns, Identity, Mask
+from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 
@@ -39,124 +78,363 @@ from .record import (
     FetchedBatch,
     MessageRecord,
     OfferResult,
+    WindowMessage,
     as_plain,
+    is_cancellation,
     joined,
 )
 
+#: Number of messages of which the time of release is known, at least.
+_MESSAGES = 100_000
+# A lookup goes through all blocks. Releases of a few messages are joined to blocks of this size.
+_BLOCK = 1_000
+_SINGLE = 200
+#: Time after a takeover, and after the latest record, up to which an earlier owner may send what is
+#: due, ms: one second after that record, and some more to be sure.
+UNCLEAR_MS = 5_000
+_TARGET = WindowMessage._fields.index("target")
+_REASONS = {
+    DispositionKind.HELD: "its target could not be written: the message is held, or was",
+    DispositionKind.DROPPED: "dropped: its target does not exist",
+    DispositionKind.EXPIRED: "expired",
+}
 # A call that finds only cancelled messages takes this many times the wanted number of them.
 _LOOKS = 20
 
 
-class UnresolvedIntents:
-    """The open intents of an earlier owner, and those of their messages that were read again.
+class RecentReleases:
+    """The release times of the last messages, by ID."""
 
-    Attributes:
-        withheld: packed positions in the intents that are not released.
-    """
+    def __init__(self, most: int = _MESSAGES) -> None:
+        self._most = most
+        self._size = 0
+        # Messages that were released one after another, and their times.
+        self._blocks: deque[tuple[IdColumns, Int64s]] = deque()
+        self._last: list[tuple[IdColumns, Int64s]] = []  # those that are not joined yet
+        self._last_size = 0
 
-    def __init__(self, state: JournalState) -> None:
-        self._state = state
-        self._intents = dict(state.open_intents)
-        self.withheld = self._positions()
-        self._reopened: list[Intent] = []
-        self._offered_again: dict[int, tuple[int, MessageRecord]] = {}
+    def add(self, ids: IdColumns, at_ms: int | Int64s) -> None:
+        """Remember released messages; times are in ms since the epoch."""
+        count = ids.numbers.size
+        self._last.append((ids, np.full(count, at_ms)))
+        self._size += count
+        self._last_size += count
+        if self._last_size >= _BLOCK or len(self._last) >= _SINGLE:
+            parts, times = zip(*self._last, strict=True)
+            self._blocks.append((IdColumns.join(parts), np.concatenate(times)))
+            self._last, self._last_size = [], 0
+        while self._blocks and self._size - self._blocks[0][1].size >= self._most:
+            self._size -= self._blocks.popleft()[1].size
 
-    def __len__(self) -> int:
-        """Return the number of messages that were read again."""
-        return len(self._offered_again)
-
-    @property
-    def intents(self) -> list[Intent]:
-        """The intents that are not resolved."""
-        return list(self._intents.values())
-
-    def keep(self, position: int, due_ms: int, record: MessageRecord) -> None:
-        """Keep a withheld message that was read again."""
-        # It is not among the pending ones: if the broker has it, nothing must publish it again.
-        self._offered_again[position] = due_ms, record
-
-    def loose(self) -> Columns:
-        """Return due times, packed positions and records of the messages that were read again."""
-        return self._columns(list(self._offered_again))
-
-    def _columns(self, positions: list[int]) -> Columns:
-        found = [self._offered_again[position] for position in positions]
-        due_ms = np.array([due for due, _ in found], dtype=np.int64)
-        return due_ms, np.array(positions, dtype=np.int64), [record for _, record in found]
-
-    def resolve(
-        self, number: int, stored: npt.ArrayLike, free_number: int
-    ) -> tuple[list[Intent | Resolved], IdColumns, Columns]:
-        """Close an intent.
-
-        Args:
-            stored: which of its messages the broker has stored, shape (n,).
-            free_number: a number that no intent has.
-
-        Returns:
-            The records, the last of which is its own; the IDs of the messages that are stored; and
-            those that are pending again.
-        """
-        intent, mask = self._intents[number], np.asarray(stored, dtype=np.bool_)
-        records: list[Intent | Resolved] = []
-        if intent.target and not mask.all():
-            # The client of an earlier owner sends the others again once the name of its producer is
-            # free, and no higher sequence ID came. So an intent of them stays open until they are
-            # released again, and they do not expire before.
-            left, ids = intent.positions[~mask], intent.ids.at(~mask)
-            uncertain = Intent(free_number, left, ids, first=UNCERTAIN)
-            self._reopened.append(uncertain)
-            records.append(uncertain)
-        resolved = Resolved(number, intent.positions[mask])
-        records.append(resolved)
-        for record in records:
-            self._state.apply(record)
-        for position in resolved.released.tolist():
-            self._offered_again.pop(position, None)
-        return records, intent.ids.at(mask), self.reopen(number)
-
-    def reopen(self, number: int) -> Columns:
-        """Let the messages of an intent be pending again, and return those that were read."""
-        intent = self._intents.pop(number)
-        if number in self._state.open_intents:
-            self._reopened.append(intent)
-        self.withheld = self._positions()
-        pending = [
-            position
-            for position in intent.positions.tolist()
-            if position in self._offered_again and position not in self.withheld
-        ]
-        columns = self._columns(pending)
-        for position in pending:
-            del self._offered_again[position]
-        return columns
-
-    def reopened(self, positions: Int64s) -> Mask:
-        """Return which messages an earlier owner may have sent, or may still send, shape (n,)."""
-        found = np.zeros(positions.size, dtype=np.bool_)
-        for intent in self._reopened:
-            found |= np.isin(positions, intent.positions)
-        # There are few such intents, and only after a takeover: they need no index.
+    def times_of(self, wanted: Iterable[Identity]) -> dict[Identity, int]:
+        """Return the release times that are known, ms since the epoch."""
+        found: dict[Identity, int] = {}
+        identities = set(wanted)
+        numbers = np.array([number for _, number in identities], dtype=np.int64)
+        for ids, at_ms in (*reversed(self._last), *reversed(self._blocks)):
+            if len(found) == len(identities):
+                break
+            some = np.flatnonzero(np.isin(ids.numbers, numbers))
+            times = dict(zip(ids.at(some).identities(), at_ms[some].tolist(), strict=True))
+            found = {each: times[each] for each in times.keys() & identities} | found
         return found
 
-    def close_reopened(self) -> list[Resolved]:
-        """Close the intents whose messages were pending again, and are all released now."""
-        is_released = self._state.is_released
-        closed = [one for one in self._reopened if is_released(one.positions).all()]
-        numbers = {one.number for one in closed}
-        self._reopened = [one for one in self._reopened if one.number not in numbers]
-        records = [Resolved(one.number, one.positions[:0]) for one in closed]
-        for record in records:
-            self._state.apply(record)
-        return records
 
-    def _positions(self) -> BitMap64:
-        positions = BitMap64()
-        for intent in self._intents.values():
-            positions.update(to_array(intent.positions))
-        positions -= self._state.released
-        positions.remove_range(0, self._state.low_watermark)
-        return positions
+class AwaitedIds:
+    """A set of IDs that counts repetitions, which are rare."""
+
+    def __init__(self) -> None:
+        self.ids = RemovableIds()
+        self._again: Counter[Identity] = Counter()
+
+    def add(self, ids: IdColumns) -> None:
+        """Add each ID once more."""
+        unseen = ids.unseen_in([self.ids])
+        ids.at(unseen).save_in(self.ids)
+        self._again.update(ids.at(~unseen).identities())
+
+    def remove(self, ids: IdColumns) -> None:
+        """Remove each ID once; one that is missing does no harm."""
+        last = np.ones(ids.numbers.size, dtype=np.bool_)
+        for row, identity in enumerate(ids.identities() if self._again else ()):
+            if identity in self._again:
+                last[row] = False
+                self._again[identity] -= 1
+                if not self._again[identity]:
+                    del self._again[identity]
+        ids.at(last).remove_from(self.ids)
+
+
+@dataclass(slots=True)
+class CancelRequest:
+    """A cancellation, with its outcome once it is decided.
+
+    Attributes:
+        position: its packed position; None if it is among the pending messages, too: then another
+            request follows for it.
+        waited: True if it has waited for its message until its time was over.
+        read_ms: time up to which everything that was stored is known to be read, ms since the
+            epoch; 0 if that is not known.
+    """
+
+    cancellation: Cancellation
+    position: int | None
+    deadline_ms: int
+    waited: bool = False
+    read_ms: int = 0
+    outcome: Outcome | None = None
+
+
+class Cancellations:
+    """The cancellations of a delay queue.
+
+    Args:
+        pending: the pending messages, which include cancellations that wait.
+        grace_ms: as for `DelayQueue`.
+
+    Attributes:
+        waiting: number of cancellations that wait for their messages.
+        cancelled: number of cancelled messages that are still among the pending or waiting ones.
+    """
+
+    def __init__(
+        self,
+        state: JournalState,
+        pending: PendingIndex,
+        open_messages: OpenMessages,
+        releases: RecentReleases,
+        clock: Clock,
+        *,
+        grace_ms: int,
+    ) -> None:
+        self._state = state
+        self._pending = pending
+        self._open = open_messages
+        self._releases = releases
+        self._clock = clock
+        self._grace_ms = grace_ms
+        self._unclear_until_ms = state.sent_until_ms  # by earlier owners
+        self.waiting = self.cancelled = 0
+        self._undecided: list[CancelRequest] = []
+        self._unproven: list[CancelRequest] = []
+        # By the message that is being published, or was perhaps.
+        self._awaited: dict[Identity, list[CancelRequest]] = {}
+        # IDs for which cancellations wait among the pending messages. Two for one ID may differ in
+        # the due time: the first one that ends must not end the wait of the other one.
+        self._early = AwaitedIds()
+        # IDs of pending messages that an earlier owner may have sent or set aside.
+        self._unclear = RemovableIds()
+
+    @property
+    def passed_over(self) -> int:
+        """Number of pending records that are never published."""
+        return self.cancelled + self.waiting
+
+    # -- into the queue
+
+    def add(self, cancellation: Cancellation, position: int | None, waited: bool = False) -> None:
+        """Add a cancellation that `decide` decides on; arguments as for a `CancelRequest`."""
+        deadline_ms = cancellation.due_ms + self._grace_ms
+        self._undecided.append(CancelRequest(cancellation, position, deadline_ms, waited))
+
+    def take_arrived(
+        self, due_ms: Int64s, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
+    ) -> None:
+        """Look at the messages at these indices of what was read; they are pending now."""
+        unclear = index[self._are_unclear(due_ms, positions, records, index)]
+        if unclear.size:
+            IdColumns.of(records, unclear).save_in(self._unclear)
+        if not len(self._early.ids):
+            return
+        early = IdColumns.of(records, index).seen_in(self._early.ids)
+        for each in index[early].tolist():
+            message = WindowMessage._make(as_plain(records[each])[: len(WindowMessage._fields)])
+            self.add(Cancellation(*message[:4], message.message_id, message.key), None)
+
+    def _are_unclear(
+        self, due_ms: Int64s, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
+    ) -> Mask:
+        """Return which messages an earlier owner may have sent or set aside, shape (n,)."""
+        # These wait for their release instead of a decision: an outcome that says cancelled must
+        # not follow a message that an earlier owner has sent.
+        unclear: Mask = due_ms[index] <= self._unclear_until_ms
+        paused, refused = self._state.paused, self._state.refused
+        for row in np.flatnonzero(unclear).tolist() if paused else ():
+            # Of a paused target, only what was due before the pause was sent.
+            until_ms = paused.get(as_plain(records[index[row]])[_TARGET])
+            unclear[row] = until_ms is None or due_ms[index[row]] <= until_ms
+        if refused:
+            unclear |= np.array([each in refused for each in positions[index].tolist()])
+        return unclear
+
+    # -- decisions
+
+    @property
+    def undecided(self) -> bool:
+        """True if `decide` has something to decide."""
+        return bool(self._undecided)
+
+    @property
+    def proof_ms(self) -> int | None:
+        """Time up to which everything has to be read for a decision, ms since the epoch, or None.
+
+        It may be in the future.
+        """
+        return min((each.deadline_ms for each in self._unproven), default=None)
+
+    def everything_is_read(self, until_ms: int) -> None:
+        """Take note that everything is read that was stored before a time, ms since the epoch."""
+        unproven, self._unproven = self._unproven, []
+        for request in unproven:
+            if request.deadline_ms <= until_ms:
+                request.read_ms = until_ms
+                self._undecided.append(request)
+            else:
+                self._unproven.append(request)
+
+    def take_released(self, ids: IdColumns) -> None:
+        """Decide on the cancellations that wait for the release of these messages."""
+        if len(self._unclear):
+            ids.remove_from(self._unclear)
+        for identity in ids.identities() if self._awaited else ():
+            self._undecided += self._awaited.pop(identity, ())
+
+    def decide(self) -> tuple[list[Record], list[CancelRequest]]:
+        """Decide on everything that was added.
+
+        Returns:
+            Records, which are applied; and the requests that have an outcome, to be published once
+            the journal has confirmed the records.
+        """
+        requests, self._undecided = self._undecided, []
+        if not requests:
+            return [], []
+        now_ms = self._clock.now_ms()
+        ids = IdColumns.of([each.cancellation for each in requests])
+        kinds = {
+            row: kind
+            # Of several, the first one counts: what was held may still come.
+            for kind, memory in reversed(self._state.set_aside.items())
+            for row in np.flatnonzero(ids.seen_in(memory)).tolist()
+        }
+        cancelled, released, unclear, pending = (
+            ids.seen_in(memory).tolist()
+            for memory in (
+                self._state.cancelled,
+                self._state.memory,
+                self._unclear,
+                self._open.ids,
+            )
+        )
+        launched = {
+            identity
+            for _, batch_ids in self._open.launched.values()
+            for identity in batch_ids.at(np.isin(batch_ids.numbers, ids.numbers)).identities()
+        }
+        times = self._releases.times_of(ids.at(np.array(released)).identities())
+        revoked: dict[Identity, None] = {}
+        early: list[CancelRequest] = []
+        decided: list[CancelRequest] = []
+
+        def end(
+            request: CancelRequest,
+            status: OutcomeStatus,
+            reason: str = "",
+            released_ms: int | None = None,
+        ) -> None:
+            _, _, due_ms, target, message_id, key, _ = request.cancellation
+            request.outcome = Outcome(
+                status, message_id, target, due_ms, now_ms, released_ms, reason, key
+            )
+            decided.append(request)
+
+        # In this order: what is certain, then what may change, then what is missing.
+        for row, (request, identity) in enumerate(zip(requests, ids.identities(), strict=True)):
+            if cancelled[row] or identity in revoked:
+                end(request, OutcomeStatus.CANCELLED)
+            elif row in kinds:
+                end(request, OutcomeStatus.UNKNOWN, _REASONS[kinds[row]])
+            elif released[row]:
+                end(request, OutcomeStatus.TOO_LATE, released_ms=times.get(identity))
+            elif identity in launched or unclear[row]:
+                self._awaited.setdefault(identity, []).append(request)
+            elif pending[row]:
+                revoked[identity] = None
+                end(request, OutcomeStatus.CANCELLED)
+            elif request.position is None:
+                continue  # the cancellation is among the pending messages, and comes from there
+            elif not request.waited:
+                early.append(request)
+            elif request.read_ms < request.deadline_ms:
+                self._unproven.append(request)
+            else:
+                reason = f"no such message was there {self._grace_ms} ms after its due time"
+                end(request, OutcomeStatus.UNKNOWN, reason)
+        ended = [each.cancellation for each in decided if each.waited]
+        if ended:
+            self._early.remove(IdColumns.of(ended))
+        self._keep(early)
+        if not revoked:
+            return [], decided
+        # The messages are pending, so none of them is above the last position that was offered.
+        until = self._open.last_offered + 1
+        record = Disposition(DispositionKind.CANCELLED, until, IdColumns.of(list(revoked)))
+        self._state.apply(record)
+        self.cancelled += len(revoked)
+        return [record], decided
+
+    def postpone(self, requests: Sequence[CancelRequest], until_ms: int) -> None:
+        """Decide on cancellations again later: their outcomes cannot be published now."""
+        for each in requests:
+            each.deadline_ms = until_ms
+        self._keep(requests)
+
+    def answered(self, positions: Int64s) -> Answered:
+        """Return the record of cancellations whose outcomes are stored, and release them."""
+        record = Answered(positions)
+        self._state.apply(record)
+        self._open.discard(positions)
+        return record
+
+    def _keep(self, requests: Sequence[CancelRequest]) -> None:
+        """Add cancellations to the pending messages, until their deadlines."""
+        found = [each for each in requests if each.position is not None]
+        if found:
+            self._pending.put_again(
+                np.array([each.deadline_ms for each in found], dtype=np.int64),
+                np.array([each.position for each in found], dtype=np.int64),
+                [tuple(each.cancellation) for each in found],
+            )
+            self._early.add(IdColumns.of([each.cancellation for each in found]))
+            self.waiting += len(found)
+
+    # -- out of the queue
+
+    def filter(self, columns: Columns) -> Columns:
+        """Drop the cancelled ones of messages, and decide on the cancellations among them."""
+        if not self.passed_over:
+            return columns
+        due_ms, positions, records = columns
+        keep = np.ones(len(records), dtype=np.bool_)
+        # The time of such a cancellation is over: it does not come back to the pending messages.
+        if self.waiting:
+            keep[:] = [not is_cancellation(record) for record in records]
+            for each in np.flatnonzero(~keep).tolist():
+                self.waiting -= 1
+                self.add(Cancellation(*records[each]), int(positions[each]), waited=True)
+        index = np.flatnonzero(keep)
+        if self.cancelled and index.size:
+            ids = IdColumns.of(records, index)
+            # The state keeps these IDs, so a copy that is read later is left out, too.
+            gone = ids.seen_in(self._state.cancelled)
+            if gone.any():
+                ids.at(gone).remove_from(self._open.ids)
+                self._open.discard(positions[index[gone]])
+                self.cancelled -= int(gone.sum())
+                index = index[~gone]
+        if index.size == len(records):
+            return columns
+        return due_ms[index], positions[index], [records[each] for each in index.tolist()]
 
 
 class DelayQueue:

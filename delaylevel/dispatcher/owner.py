@@ -27,7 +27,6 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler
 from delaylevel.cluster.targets.pool import TargetPool
-from delaylevel.dispatcher.cancellations import UNCLEAR_MS, RecentReleases
 from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
@@ -49,7 +48,7 @@ from delaylevel.structures.segments.pending import (
 )
 
 from .assignment import window_sources
-from .delay_queue import DelayQueue
+from .delay_queue import UNCLEAR_MS, DelayQueue, RecentReleases
 from .fetcher import CAUGHT_UP, EntryEnd, Fetcher
 from .host import PUBLISHING, TURNS, Host
 from .record import FetchedBatch, recorder_of

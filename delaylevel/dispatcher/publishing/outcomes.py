@@ -23,8 +23,7 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.send_state import SendOutcome
-from delaylevel.dispatcher.cancellations import CancelRequest
-from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.delay_queue import CancelRequest, DelayQueue
 from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import LowWatermark, pack_message
 from delaylevel.dispatcher.journal.topic import Journal

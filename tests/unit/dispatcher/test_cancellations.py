@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from delaylevel.dispatcher.cancellations import RecentReleases
+from delaylevel.dispatcher.delay_queue import RecentReleases
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.outcome import KEY
 from delaylevel.structures.id_columns import IdColumns
