@@ -2,8 +2,8 @@
 
 Messages of 1 KiB, due at random within one minute, are published before that minute begins. A
 separate process consumes them and compares the time of each arrival with its due time.
-``tracker`` is a dispatcher that publishes in batches, ``tracker, deduplicated`` one that publishes
-through broker deduplication, and ``native`` is deliver_at on the business topic with a Shared
+``tracker`` is a dispatcher that publishes in batches, ``deduplicated`` one that publishes through
+broker deduplication, and ``native`` is deliver_at on the business topic with a Shared
 subscription. ``loop`` is a process that has all messages in memory and sends each at its due time
 with a plain producer: nothing is stored, and nothing is promised, so no dispatcher in Python can
 cost less. Before the minute begins, the dispatcher is killed (-9) and started again; for
@@ -37,7 +37,6 @@ import contextlib
 import random
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +51,7 @@ from common import (
     arguments,
     broker_with_defaults,
     consume,
+    delay_index,
     in_process,
     memory,
     note,
@@ -67,13 +67,12 @@ from delaylevel import PartitionBy, PartitionStrategy, topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.outcome import PAYLOAD, cancellation
-from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
 
 Usage: TypeAlias = "dict[str, tuple[float, int]]"
-SIDES = ("tracker", "tracker, deduplicated", "native", "nats")
+SIDES = ("tracker", "deduplicated", "native", "nats")
 CANCELLABLE = ("cancellable", "half cancelled")
 TOPIC = "persistent://public/default/orders"
 STRATEGY = PartitionStrategy(partition_by=PartitionBy.HOUR)
@@ -84,24 +83,21 @@ def main() -> None:
     parser = arguments(__doc__, messages=200_000, rounds=1)
     add = parser.add_argument
     add("--seconds", type=float, default=60, help="range of the due times (default: 60)")
-    default = ",".join(SIDES).replace("tracker, d", "tracker d")
-    add("--sides", default=default, help="sides, separated by commas (default: %(default)s)")
+    text = "sides, separated by commas (default: %(default)s)"
+    add("--sides", default=",".join(SIDES), help=text)
     add("--rates", default="", help="rates of quiet hours, in messages/s, separated by commas")
     add("--burst", action="store_true", help="one due time for all messages")
     add("--keys", type=int, default=0, help="number of message keys (default: no keys)")
-    add("--dispatchers", type=int, default=1, help="number of dispatcher processes (default: 1)")
-    text = "number of processes of each dispatcher (default: %(default)s)"
+    text = "number of processes of the dispatcher (default: %(default)s)"
     add("--processes", type=int, default=1, help=text)
     text = "number of messages due within the run; the others are due 10 to 40 minutes later"
     add("--soon", type=int, default=0, help=f"{text} (default: all)")
-    add("--no-restart", action="store_true", help="kill no dispatcher")
     text = "factor for the time before the first due time, for a busy machine (default: 1)"
     add("--patience", type=float, default=1.0, help=text)
     options = parser.parse_args()
     rates = [int(rate) for rate in options.rates.split(",") if rate]
-    sides = [each.strip().replace("tracker d", "tracker, d") for each in options.sides.split(",")]
     rows = []
-    for side in sides:
+    for side in map(str.strip, options.sides.split(",")):
         for _ in range(options.rounds):
             for rate in rates or [0]:
                 count = round(rate * options.seconds) or options.messages
@@ -109,8 +105,7 @@ def main() -> None:
                 load = replace(load, soon=options.soon or count, patience=options.patience)
                 if side in CANCELLABLE:
                     load = replace(load, keys=load.keys or 1000, half=side == CANCELLABLE[1])
-                restart = not (rate or options.burst or options.no_restart)
-                row = run(side, load, restart, (options.dispatchers, options.processes))
+                row = run(side, load, not (rate or options.burst), options.processes)
                 if row is not None:
                     rows.append(row)
                     note(str(row))
@@ -195,58 +190,48 @@ class Load:
         return found
 
 
-def run(side: str, load: Load, restart: bool, dispatchers: tuple[int, int]) -> Case | None:
+def run(side: str, load: Load, restart: bool, processes: int) -> Case | None:
     """Measure one side on its own broker; return None if the side is not installed."""
     if side == "nats":
         return measure_nats(load, restart)
     with broker_with_defaults() as (connection, broker, directory):
         if side == "loop":
             return measure_loop(load, connection, broker)
-        return measure(side, load, restart, dispatchers, connection, broker, directory)
+        return measure(side, load, restart, processes, connection, broker, directory)
 
 
 def measure(
     side: str,
     load: Load,
     restart: bool,
-    dispatchers: tuple[int, int],
+    processes: int,
     connection: Connection,
     broker: psutil.Process,
     directory: Path,
 ) -> Case:
-    """Publish, restart, wait for the first due time, and compare arrivals with due times.
-
-    Args:
-        dispatchers: number of dispatchers, and of the processes of each.
-    """
+    """Publish, restart, wait for the first due time, and compare arrivals with due times."""
     admin = Admin.from_connection(connection)
-    native, deduplicated = side == "native", "deduplicated" in side
-    window = FinalWindow.BROKER if native else FinalWindow.TRACKER
-    described = topics.create(
-        admin,
-        LevelTopicDescription(
-            TOPIC + "-delay-level", Levels([STRATEGY]), (TOPIC,), final_window=window
-        ),
-    )
+    native, deduplicated = side == "native", side == "deduplicated"
+    window = {"final_window": "broker" if native else "tracker"}
     reader, answer = consuming(connection, native, load)
+    publish(connection, TOPIC, [], STRATEGY, **window)  # creates the level topic
+    described = topics.describe(admin, TOPIC)
     if deduplicated:
         name = TopicName.parse(TOPIC)
         admin.set_topic_policies(name, TopicPolicies(deduplication=True))
         wait(lambda: bool(admin.partition_stats(name).deduplication), 30)
     with contextlib.ExitStack() as stack:
-        started: list[DispatcherProcess] = []
 
-        def start() -> None:
+        def start() -> DispatcherProcess | None:
+            if native:
+                return None
             delivery = "effectively-once" if deduplicated else "at-least-once"
-            for number in range(0 if native else dispatchers[0]):
-                spill = directory / f"spill-{number}"
-                one = DispatcherProcess(
-                    connection, TOPIC, delivery, spill, processes=dispatchers[1]
-                )
-                started.append(one)
-                stack.callback(one.kill)
+            spill = directory / "spill"
+            one = DispatcherProcess(connection, TOPIC, delivery, spill, processes=processes)
+            stack.callback(one.kill)
+            return one
 
-        start()
+        dispatcher = start()
         begin_ms = round((time.time() + load.prepare_s) * 1000)
         began = time.monotonic()
         named = side in CANCELLABLE
@@ -256,14 +241,14 @@ def measure(
             return {"partition_key": key, "message_id": f"m-{number}" if named else None}
 
         dues = load.dues_ms(begin_ms)
-        publish(connection, TOPIC, dues, STRATEGY, options, final_window=window.value)
+        publish(connection, TOPIC, dues, STRATEGY, options, **window)
         note(f"{side}: published in {time.monotonic() - began:.1f} s")
-        restart_s = 0.0
         figures: Case = {}
-        if native and restart:
-            restart_s = unload(connection, load.count)
-        elif not native:
-            wait(lambda: sum(d.pending() for d in started) >= load.count, load.prepare_s)
+        restart_s = 0.0
+        if dispatcher is None and restart:
+            restart_s = unload(connection, admin, load.count)
+        elif dispatcher is not None:
+            wait(lambda: dispatcher.pending() >= load.count, load.prepare_s)
             note(f"{side}: all pending after {time.monotonic() - began:.1f} s")
             if side in CANCELLABLE:
                 began = time.monotonic()
@@ -271,25 +256,23 @@ def measure(
                 orders = ((dues_ms[n], f"key-{n % load.keys}", f"m-{n}") for n in load.cancelled)
                 cancel(connection.service_url, described, orders)
                 note(f"{side}: cancelled in {time.monotonic() - began:.1f} s")
-                wait(lambda: decided(started) >= load.count - load.kept, 60 + load.prepare_s)
+                wait(lambda: decided(dispatcher) >= load.count - load.kept, 60 + load.prepare_s)
                 figures["decided_s"] = round(time.monotonic() - began, 1)
-                figures["pending_mib"] = memory([d.process.pid for d in started])[0] >> 20
-        if started and restart:
-            for dispatcher in started:
-                dispatcher.kill()
-            started.clear()
+                figures["pending_mib"] = memory([dispatcher.process.pid])[0] >> 20
+        if dispatcher is not None and restart:
+            dispatcher.kill()
             again = time.monotonic()
-            start()
-            wait(lambda: sum(d.releasing() for d in started) == described.window_partitions, 120)
+            dispatcher = start()
+            wait(lambda: dispatcher.releasing() == described.window_partitions, 120)
             restart_s = time.monotonic() - again
         sleep_until(side, begin_ms, restart_s)
-        own = [dispatcher.process.pid for dispatcher in started]
+        own = [] if dispatcher is None else [dispatcher.process.pid]
         with watched({"broker": [broker.pid], "dispatcher": own}) as usage:
             arrivals = answer.get(timeout=load.limit_s)
         reader.join()
         if side in CANCELLABLE:
             left = load.kept - load.released
-            wait(lambda: sum(d.pending() for d in started) <= left, 60)
+            wait(lambda: dispatcher.pending() <= left, 60)
             figures["stored"] = admin.partition_stats(TopicName.parse(TOPIC)).messages_in
     return {**load.row(side, arrivals, restart_s, usage), **figures}
 
@@ -300,10 +283,9 @@ def consuming(connection: Connection, shared: bool, load: Load) -> tuple[Any, An
     return in_process(consume, *given)
 
 
-def decided(dispatchers: list[DispatcherProcess]) -> float:
+def decided(dispatcher: DispatcherProcess) -> float:
     """Return the number of outcomes ``cancelled`` that are stored."""
-    name = "delaylevel_dispatch_outcomes_total"
-    return sum(each.series(name, status="cancelled") for each in dispatchers)
+    return dispatcher.series("delaylevel_dispatch_outcomes_total", status="cancelled")
 
 
 def cancel(
@@ -399,18 +381,11 @@ def sleep_until(side: str, begin_ms: int, restart_s: float) -> None:
     time.sleep(max(0.0, left_s - 1))
 
 
-def unload(connection: Connection, count: int) -> float:
+def unload(connection: Connection, admin: Admin, count: int) -> float:
     """Unload the business topic; return the seconds until its index is complete again."""
-    rest = f"{connection.admin_url}/admin/v2/{TopicName.parse(TOPIC).rest_path}"
-    began = time.monotonic()
-    urllib.request.urlopen(urllib.request.Request(f"{rest}/unload", method="PUT"), timeout=60)
-
-    def rebuilt() -> bool:
-        with urllib.request.urlopen(f"{rest}/stats", timeout=30) as answer:
-            figure = answer.read().decode().partition('"msgDelayed":')[2].split(",", 1)[0]
-        return bool(figure) and int(figure) >= count
-
-    wait(rebuilt, 300, give_up=True)
+    name, began = TopicName.parse(TOPIC), time.monotonic()
+    admin.unload(name)
+    wait(lambda: delay_index(connection, name)[1] >= count, 300, give_up=True)
     return time.monotonic() - began
 
 

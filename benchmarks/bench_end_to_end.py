@@ -41,21 +41,19 @@ from common import (
     consume,
     in_process,
     note,
+    private_broker,
+    publish,
     report,
     stamped,
-    started_broker,
     watched,
 )
 
 from delaylevel import PartitionStrategy, topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.strategy import Levels
 from delaylevel.mover.local import LocalMover
 
 TOPIC = "persistent://public/default/orders"
-LEVEL_TOPIC = "persistent://public/default/_orders-delay-level"
 SIDES = ("spark", "local", "run")
 LIMIT_MS = 1000
 _TICK_S = 0.01
@@ -95,7 +93,7 @@ def move(connection: Connection, unit_s: float, answer: Any) -> None:
     admin = Admin.from_connection(connection)
     pause_s = unit_s / 20  # a fifth of the lead, as the Spark job
     with connected(connection) as client:
-        description = topics.describe(admin, LEVEL_TOPIC)
+        description = topics.describe(admin, TOPIC)
         with LocalMover(client, admin, description) as mover:
             answer.put("ready")
             while True:
@@ -160,9 +158,9 @@ class Pipeline:
             raise RuntimeError(f"messages arrived twice or early: {row}")
         return row
 
-    def search(self, start: int, step_s: float, seconds: float) -> list[Case]:
+    def search(self, step_s: float, seconds: float) -> list[Case]:
         """Find the highest rate that is kept; return the rows of all runs, the result last."""
-        rows = [self.run(start, step_s)]
+        rows = [self.run(1000, step_s)]
         while rows[-1]["kept"]:
             rows.append(self.run(2 * rows[-1]["rate_per_s"], step_s))
         high = rows[-1]["rate_per_s"]
@@ -182,14 +180,11 @@ def running(side: str, unit_s: float) -> Iterator[Pipeline]:
     """Start a broker and the long-lived parts of a side; stop them at the end."""
     with (
         tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory,
-        started_broker() as broker,
+        private_broker() as broker,
         contextlib.ExitStack() as stack,
     ):
         connection = broker.connection
-        topics.create(
-            Admin.from_connection(connection),
-            LevelTopicDescription(LEVEL_TOPIC, Levels([strategy(unit_s)]), (TOPIC,)),
-        )
+        publish(connection, TOPIC, [], strategy(unit_s))  # creates the level topic
         command = ("run",) if side == "run" else ("dispatcher", "run")
         dispatcher = DispatcherProcess(
             connection, TOPIC, "at-least-once", Path(directory) / "d", command
@@ -236,7 +231,6 @@ def main() -> None:
     add("--seconds", type=float, default=120, help=text)
     text = "duration of each run of a search (default: 20)"
     add("--step-seconds", type=float, default=20, help=text)
-    add("--start-rate", type=int, default=1000, help="first rate of a search (default: 1000)")
     add("--unit", type=float, default=10, help="unit of the level, in seconds (default: 10)")
     add("--sides", default=",".join(SIDES), help="sides to run (default: %(default)s)")
     options = parser.parse_args()
@@ -247,9 +241,7 @@ def main() -> None:
                 if options.rate:
                     rows.append(pipeline.run(options.rate, options.seconds))
                 else:
-                    rows += pipeline.search(
-                        options.start_rate, options.step_seconds, options.seconds
-                    )
+                    rows += pipeline.search(options.step_seconds, options.seconds)
     report(rows, options.json)
 
 

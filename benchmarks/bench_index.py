@@ -12,17 +12,25 @@ Examples:
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-import urllib.request
 import uuid
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pulsar
-from common import BODY, SETTINGS, Case, arguments, connected, note, private_broker, report
+from common import (
+    BODY,
+    SETTINGS,
+    Case,
+    arguments,
+    connected,
+    delay_index,
+    note,
+    private_broker,
+    report,
+)
 
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy
 from delaylevel.cluster.connection.settings import Connection
@@ -64,10 +72,10 @@ class Side:
         self._producer.flush()
         assert list(outcomes) == [pulsar.Result.Ok], outcomes.keys()
         rate = messages / (time.perf_counter() - start)
-        self.index, since = self.stats(self.topic), time.monotonic()
+        self.index, since = delay_index(self._connection, self.topic), time.monotonic()
         while time.monotonic() - since < 1:
             time.sleep(0.1)
-            found = self.stats(self.topic)
+            found = delay_index(self._connection, self.topic)
             if found != self.index:
                 self.index, since = found, time.monotonic()
         self.found: Case = {
@@ -76,16 +84,10 @@ class Side:
             "publish_per_s": round(rate),
             "index_bytes": self.index[0],
             "index_messages": self.index[1],
-            "level_index_bytes": sum(self.stats(each)[0] for each in self._partitions),
+            "level_index_bytes": sum(
+                delay_index(self._connection, each)[0] for each in self._partitions
+            ),
         }
-
-    def stats(self, topic: TopicName) -> tuple[int, int]:
-        """Return the size of a delay index in bytes, and the number of delayed messages."""
-        url = f"{self._connection.admin_url}/admin/v2/{topic.full.replace('://', '/')}/stats"
-        with urllib.request.urlopen(url) as answer:
-            found = json.load(answer)
-        delayed = sum(item["msgDelayed"] for item in found["subscriptions"].values())
-        return found["delayedMessageIndexSizeInBytes"], delayed
 
     def unload(self, admin: Admin) -> None:
         """Unload the topic, and record the time until it is in the same state again."""
@@ -98,12 +100,13 @@ class Side:
             with suppress(pulsar.Timeout):
                 self._consumer.acknowledge(self._consumer.receive(20))
                 fresh = time.monotonic() - start
-            if fresh is not None and self.stats(self.topic)[1] >= self.index[1]:
+            index = delay_index(self._connection, self.topic)
+            if fresh is not None and index[1] >= self.index[1]:
                 self.fresh_s.append(fresh)
                 self.index_s.append(time.monotonic() - start)
                 note(f"{self.name}: fresh after {fresh:.2f} s")
                 return
-        raise TimeoutError(f"{self.topic}: {self.stats(self.topic)} after {PATIENCE_S} s")
+        raise TimeoutError(f"{self.topic}: {index} after {PATIENCE_S} s")
 
     def row(self) -> Case:
         """Return the row of the table."""
@@ -118,11 +121,11 @@ class Side:
 if __name__ == "__main__":
     options = arguments(__doc__, messages=200_000, rounds=3).parse_args()
     with (
-        private_broker() as connection,
-        connected(connection) as client,
-        Admin.from_connection(connection) as admin,
+        private_broker() as broker,
+        connected(broker.connection) as client,
+        Admin.from_connection(broker.connection) as admin,
     ):
-        sides = [Side(name, connection, client) for name in ("native", "levels")]
+        sides = [Side(name, broker.connection, client) for name in ("native", "levels")]
         for side in sides:
             side.publish(options.messages)
         for _ in range(options.rounds):

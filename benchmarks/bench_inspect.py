@@ -19,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -32,6 +31,7 @@ from common import (
     QUIET,
     SETTINGS,
     Case,
+    DispatcherProcess,
     arguments,
     connected,
     in_process,
@@ -43,10 +43,7 @@ from common import (
 
 from delaylevel import PartitionStrategy
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.rest.admin import Admin
-from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.inspection import Inspector, Selection, Window
-from delaylevel.model.level_topic import LevelTopicDescription
 
 HOUR, DAY = 3_600_000, 86_400_000
 LEVELS = [
@@ -84,7 +81,7 @@ def fill(connection: Connection, messages: int, answer: Any) -> None:
     choose = random.Random(8)
     dues, sizes, released = [], [], 0
     outcomes: dict[Any, Any] = {}
-    with connected(connection) as client, Admin.from_connection(connection) as admin:
+    with connected(connection) as client:
         # Without a subscription, the broker would delete the topic during a long fill.
         client.subscribe(TARGET, "app").close()
         producer: Any = client.create_producer(
@@ -117,21 +114,17 @@ def fill(connection: Connection, messages: int, answer: Any) -> None:
                 released += 1
         producer.flush()
         assert list(outcomes) == [pulsar.Result.Ok], outcomes.keys()
-        release(client, admin, producer.description, released)
+    release(connection, released)
     answer.put((producer.description, Sent(dues, sizes)))
 
 
-def release(client: Any, admin: Admin, description: LevelTopicDescription, messages: int) -> None:
-    """Run a dispatcher until it has released this number of messages."""
+def release(connection: Connection, messages: int) -> None:
+    """Run a dispatcher until it has released this number of messages, and stop it."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = DispatchSettings(directory=Path(folder))
-        dispatcher = Dispatcher(client, admin, [description.topic], settings)
-        thread = threading.Thread(target=dispatcher.run)
-        thread.start()
-        stats = dispatcher.stats
-        wait(lambda: sum(each.released for each in stats().values()) >= messages, 120)
-        dispatcher.stop()
-        thread.join()
+        dispatcher = DispatcherProcess(connection, TARGET, "at-least-once", Path(folder))
+        wait(lambda: dispatcher.series("delaylevel_dispatch_released_total") >= messages, 120)
+        dispatcher.process.terminate()  # with a snapshot of what is released
+        dispatcher.process.wait()
 
 
 def most_memory_mib() -> int:
@@ -226,7 +219,8 @@ def ask_all(look: Inspector, sent: Sent, connection: Connection, rounds: int) ->
 
 def run(given: Any) -> list[Case]:
     """Fill a private broker, and run all queries."""
-    with private_broker() as connection:
+    with private_broker() as broker:
+        connection = broker.connection
         start = time.perf_counter()
         other, answer = in_process(fill, connection, given.messages)
         description, sent = answer.get(timeout=3600)

@@ -56,7 +56,8 @@ def main() -> None:
 
 def run(count: int, messages: int, seconds: float) -> Case:
     """Return the row of a number of level topics, each with some messages."""
-    with private_broker() as connection, tempfile.TemporaryDirectory() as directory:
+    with private_broker() as broker, tempfile.TemporaryDirectory() as directory:
+        connection = broker.connection
         with connected(connection) as client, ThreadPoolExecutor(AT_ONCE) as pool:
 
             def make(number: int) -> Any:
@@ -79,7 +80,7 @@ def run(count: int, messages: int, seconds: float) -> Case:
             connection, NAMESPACE, "at-least-once", Path(directory), ("run", "--namespace")
         )
         try:
-            wait(lambda: releasing(served) >= partitions, 3600)
+            wait(lambda: served.releasing() >= partitions, 3600)
             start_s = time.monotonic() - began
             time.sleep(SETTLE_S)
             return {
@@ -91,14 +92,6 @@ def run(count: int, messages: int, seconds: float) -> Case:
             }
         finally:
             served.kill()
-
-
-def releasing(served: DispatcherProcess) -> float:
-    """Return the number of partitions that were read again; 0 if the process is too busy."""
-    try:
-        return served.releasing()
-    except TimeoutError:
-        return 0
 
 
 def at_rest(process: psutil.Process, seconds: float) -> Case:

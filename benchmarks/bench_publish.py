@@ -96,7 +96,7 @@ def run(given: Any) -> list[Case]:
     """Measure fixed and mixed delays in each style, for the wrapper and the plain client."""
     rows: list[Case] = []
     with ExitStack() as stack:
-        connection = stack.enter_context(private_broker())
+        connection = stack.enter_context(private_broker()).connection
         client, plain = (stack.enter_context(connected(connection)) for _ in range(2))
         server = nats.Nats()
         if nats.server_path() is None:
@@ -116,10 +116,10 @@ def run(given: Any) -> list[Case]:
             }
             sides = {
                 (style, name): partial(publish, producer, used, given.messages, style)
-                for style in given.styles
+                for style in STYLES
                 for name, (producer, used) in producers.items()
             }
-            if server.port and "none" in given.styles:
+            if server.port:
                 sides["none", "NATS"] = partial(schedule, server.port, delays, given.messages)
             named = {f"{kind}, callback {style}, {name}": of for (style, name), of in sides.items()}
             rates = dict(zip(sides, in_turn(named, given.rounds).values(), strict=True))
@@ -132,13 +132,5 @@ def run(given: Any) -> list[Case]:
 
 
 if __name__ == "__main__":
-    parser = arguments(__doc__, messages=60_000, rounds=5)
-    parser.add_argument(
-        "--styles",
-        nargs="+",
-        default=list(STYLES),
-        choices=STYLES,
-        help="kinds of callbacks (default: all)",
-    )
-    options = parser.parse_args()
+    options = arguments(__doc__, messages=60_000, rounds=5).parse_args()
     report(run(options), options.json)

@@ -291,25 +291,17 @@ def compare(connection: Connection, route: Route, master: str, given: Any) -> li
     ]
 
 
-def run(given: Any) -> list[Case]:
-    """Measure the chosen routes with each of Spark's masters."""
-    rows: list[Case] = []
-    with private_broker() as connection:
-        for route in ROUTES:
-            if route.name in given.routes:
-                for master in given.masters:
-                    rows += compare(connection, route, master, given)
-    return rows
-
-
 if __name__ == "__main__":
     parser = arguments(__doc__, messages=500_000, rounds=2)
-    names = [item.name for item in ROUTES]
     add, masters = parser.add_argument, ["local[1]", "local[2]"]
-    add("--routes", nargs="+", choices=names, default=names, help="hops to measure")
     add("--masters", nargs="+", default=masters, help="Spark masters")
     text = "number of messages in the discarded round (default: 250,000)"
     add("--warm-up", type=int, default=250_000, help=text)
     add("--partitions", type=int, default=4, help="number of source partitions (default: 4)")
     options = parser.parse_args()
-    report(run(options), options.json)
+    rows: list[Case] = []
+    with private_broker() as broker:
+        for route in ROUTES:
+            for master in options.masters:
+                rows += compare(broker.connection, route, master, options)
+    report(rows, options.json)

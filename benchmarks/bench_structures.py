@@ -393,13 +393,12 @@ def main() -> None:
     parser = arguments(__doc__, messages=None, rounds=1)
     parser.add_argument("--what", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rows", type=int, default=1_000_000, help="number of rows")
-    parser.add_argument("--kind", default="", help="part of the name of the kinds to run")
     parser.add_argument("--only", nargs="*", help="layouts to run, such as ours")
     given = parser.parse_args()
     found: list[Case] = []
     for what in given.what:
         _, kinds, layouts = CASES[what]
-        for kind in (each for each in kinds if given.kind in each):
+        for kind in kinds:
             for layout in (each for each in layouts if not given.only or each in given.only):
                 case = json.dumps([what, kind, layout, given.rows])
                 command = [sys.executable, __file__, "--case", case]

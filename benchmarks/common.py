@@ -29,6 +29,7 @@ import pulsar
 from delaylevel import DelayLevelClient, PartitionStrategy
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection.settings import Connection
+from delaylevel.model.topic_name import TopicName
 
 Case = dict[str, Any]
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
@@ -154,14 +155,14 @@ def wait(
 
 
 @contextmanager
-def started_broker(**conf: Any) -> Iterator[EmbeddedBroker]:
+def private_broker() -> Iterator[EmbeddedBroker]:
     """Start a broker with its own data, for bulk reads; delete the data at the end."""
     with tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory:
         broker = EmbeddedBroker(
             "bench",
             directory=Path(directory) / "broker",
             functions=False,
-            conf={**READ_AHEAD, **conf},
+            conf=READ_AHEAD,
             heap_mb=600,
             follow_parent=True,
             report=note,
@@ -172,13 +173,6 @@ def started_broker(**conf: Any) -> Iterator[EmbeddedBroker]:
             yield broker
         finally:
             broker.remove()
-
-
-@contextmanager
-def private_broker(**conf: Any) -> Iterator[Connection]:
-    """Yield the addresses of a broker as of `started_broker`."""
-    with started_broker(**conf) as broker:
-        yield broker.connection
 
 
 @contextmanager
@@ -234,7 +228,7 @@ class DispatcherProcess:
 
     def series(self, name: str, **labels: str) -> float:
         """Return the sum of a metric's series with these labels."""
-        with urllib.request.urlopen(self.url, timeout=10) as answer:
+        with urllib.request.urlopen(self.url, timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         return sum(
@@ -257,6 +251,15 @@ class DispatcherProcess:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
         self.process.wait()
+
+
+def delay_index(connection: Connection, topic: TopicName) -> tuple[int, int]:
+    """Return the size of the broker's delay index in bytes, and the number of delayed messages."""
+    url = f"{connection.admin_url}/admin/v2/{topic.rest_path}/stats"
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        found = json.load(answer)
+    delayed = sum(each["msgDelayed"] for each in found["subscriptions"].values())
+    return found["delayedMessageIndexSizeInBytes"], delayed
 
 
 def in_process(target: Callable[..., None], *values: Any) -> tuple[Any, Any]:

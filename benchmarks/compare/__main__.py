@@ -23,7 +23,7 @@ from common import Case, note, store, table
 
 from delaylevel.errors import DelayLevelError
 
-from .brokers import Ours, bucket_tracker, memory_tracker
+from .brokers import Ours, trackers
 from .nats import Nats
 from .rocketmq import RocketMq
 from .system import System
@@ -34,7 +34,7 @@ RESULTS = Path(__file__).parents[2] / "build" / "compare.json"
 
 def systems() -> dict[str, System]:
     """Return all systems by their names."""
-    found: list[System] = [Ours(), memory_tracker(), bucket_tracker(), Nats(), RocketMq()]
+    found: list[System] = [Ours(), *trackers(), Nats(), RocketMq()]
     return {each.name: each for each in found}
 
 

@@ -34,6 +34,7 @@ class Native(System):
 
     cancels = False
     client_kind = "native"
+    broker: EmbeddedBroker
 
     def __init__(
         self, name: str, title: str, remark: str = "", conf: Mapping[str, Any] | None = None
@@ -42,7 +43,6 @@ class Native(System):
         self.name, self.title = name, title
         self.settings = f"{_SETTINGS} {remark}".strip()
         self._conf = {**_CLUSTER, **(conf or {})}
-        self._broker: EmbeddedBroker | None = None
 
     def fetch(self) -> None:
         distribution.fetch(print)
@@ -51,7 +51,7 @@ class Native(System):
         return f"Pulsar {distribution.PULSAR_VERSION}"
 
     def start(self, cancellable: bool) -> None:
-        self._broker = EmbeddedBroker(
+        self.broker = EmbeddedBroker(
             "compare",
             directory=self.directory / "broker",
             conf=self._conf,
@@ -70,8 +70,7 @@ class Native(System):
 
     def stop(self) -> None:
         super().stop()
-        if self._broker is not None:
-            self._broker.stop()
+        self.broker.stop()
 
     def pids(self) -> list[int]:
         pid = self.broker.status().pid
@@ -83,12 +82,6 @@ class Native(System):
             *(sys.executable, "-m", "compare.pulsar_client", action, f"kind={self.client_kind}"),
             *(f"service_url={connection.service_url}", f"admin_url={connection.admin_url}"),
         ]
-
-    @property
-    def broker(self) -> EmbeddedBroker:
-        """The broker."""
-        assert self._broker is not None
-        return self._broker
 
 
 class Ours(Native):
@@ -121,13 +114,11 @@ def _is_serving(server: Server) -> bool:
     return found is not None and answers(f"{found[1]}/readyz")
 
 
-def memory_tracker() -> Native:
-    """Return Pulsar with its default tracker."""
-    return Native("memory", "Pulsar, in-memory tracker")
-
-
-def bucket_tracker() -> Native:
-    """Return Pulsar with the bucket tracker."""
+def trackers() -> list[Native]:
+    """Return Pulsar with each of its trackers, the default one first."""
     remark = "`delayedDeliveryTrackerFactoryClassName` is that of the bucket tracker."
     conf = {"delayedDeliveryTrackerFactoryClassName": _BUCKETS}
-    return Native("bucket", "Pulsar, bucket tracker", remark, conf)
+    return [
+        Native("memory", "Pulsar, in-memory tracker"),
+        Native("bucket", "Pulsar, bucket tracker", remark, conf),
+    ]

@@ -52,11 +52,6 @@ class Load:
         return replace(self, count=count, cancelled=self.cancelled * count // self.count)
 
     @property
-    def sure(self) -> bool:
-        """True if the publisher has to report which messages were confirmed."""
-        return bool(self.kill)
-
-    @property
     def prepare_s(self) -> float:
         """Time to publish everything before the first message is due, in seconds."""
         outage_s = 25 if self.kill == "publishing" else 0
@@ -146,7 +141,7 @@ class _Trial:
         self._last_due_s = float(dues.max()) / 1000
         publisher = self._client(
             "publish",
-            sure="yes" if load.sure else "no",
+            sure="yes" if load.kill else "no",
             named="yes" if load.cancelled else "no",
             handles=self._path("handles"),
             limit_s=round(90 * load.patience),
@@ -231,7 +226,7 @@ class _Trial:
         load, rows = self._load, self._arrivals()
         expected = np.arange(load.count)
         found: dict[str, Any] = {"confirmed": load.count}
-        if load.sure:
+        if load.kill:  # the publisher reports which messages were confirmed
             flags = np.fromfile(self._path("out-publish"), dtype=np.uint8)
             expected = np.flatnonzero(flags)
             found["confirmed"] = len(expected)
