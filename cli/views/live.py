@@ -158,6 +158,9 @@ class Starting:
             is called in another thread.
         serving: function that returns the lines about what the service serves; None to print
             nothing when it is ready.
+
+    Attributes:
+        ready: set once the service is ready and that was printed.
     """
 
     def __init__(
@@ -172,14 +175,9 @@ class Starting:
         self._waiting = waiting
         self._serving = serving
         self._started_s = self._line_s = time.monotonic()
-        self._ready = threading.Event()
+        self.ready = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="starting", daemon=True)
-
-    @property
-    def over(self) -> bool:
-        """True if the service is ready and that was printed."""
-        return self._ready.is_set()
 
     def __enter__(self) -> Starting:
         note(f"Starting {self._parts}.")
@@ -202,7 +200,7 @@ class Starting:
             note(f"Ready after {time.monotonic() - self._started_s:.1f} s.")
             for line in self._serving():
                 note(line)
-        self._ready.set()
+        self.ready.set()
 
     def _show(self, reason: str) -> None:
         now_s = time.monotonic()

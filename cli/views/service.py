@@ -172,7 +172,7 @@ class ServiceProgress:
 
     def show(self) -> None:
         """Update the view; called once a second."""
-        if not self._start.over:
+        if not self._start.ready.is_set():
             return
         self._tell_states()
         if self._line.live:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.threads import HostLoop, Starter, in_background
 from delaylevel.model.clock import Clock
-from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.roster import DescriptionCache
 
 from .stats import SharedOwnerStats
@@ -129,10 +128,6 @@ class Host:
     def loop(self) -> HostLoop:
         """The owner's loop, as its producers see it."""
         return HostLoop(self.start, self.now_s, self.events.wake)
-
-    def description(self) -> LevelTopicDescription:
-        """Return the latest description of the level topic."""
-        return self.descriptions.latest()
 
 
 class Turns:

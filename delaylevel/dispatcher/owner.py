@@ -229,7 +229,7 @@ class PartitionOwner:
         self._directory = directory
         self._settings = settings
         self._client_of = client_of or (lambda target: host.client)
-        self._source, self._journal_source = window_sources(host.description(), partition)
+        self._source, self._journal_source = window_sources(host.descriptions.latest(), partition)
         self.topic = self._source.topic
         self._quiet_checkpoints = 0
         # Batches whose room the fetcher does not have back, and the state if it has to wait for it.
@@ -260,7 +260,7 @@ class PartitionOwner:
         source, clock = self._journal_source, host.clock
         journal = Journal(host.client, host.admin, source, self._lock, host.now_s, clock.now_ms)
         opened.callback(journal.close)
-        delay_queue = self._queue = self._open_queue(journal, host.description())
+        delay_queue = self._queue = self._open_queue(journal, host.descriptions.latest())
         opened.callback(delay_queue.close)
         self._checkpoints = Checkpoints(journal, self._lock, self._source, delay_queue)
         set_aside = SetAsideTopics(host)
@@ -273,7 +273,7 @@ class PartitionOwner:
             # Each window partition has a name of its own, so that the broker accepts no other
             # publisher for it while this owner is connected.
             name=f"delaylevel-dispatch-{window}" if numbered else "",
-            pause_s=lambda: host.description().hold_pause_ms / 1000,
+            pause_s=lambda: host.descriptions.latest().hold_pause_ms / 1000,
             patience_s=FAILOVER_S,
             loop=host.loop._replace(
                 wake=self.events.answered, connected=lambda: self._lock.connected
@@ -343,7 +343,7 @@ class PartitionOwner:
             parked = parked_message(message, at.ledger, at.entry, at.batch)
             properties = hop.dead_letter_properties(parked, self.topic, _UNNUMBERED)
             letters.append((parked, properties))
-        dead_letters = self.host.description().dead_letter_topic.partition(0).full
+        dead_letters = self.host.descriptions.latest().dead_letter_topic.partition(0).full
         with contextlib.closing(DeadLetterTopic(self.host.client, dead_letters)) as topic:
             topic.store(letters)
         for _ in letters:
@@ -418,7 +418,7 @@ class PartitionOwner:
     def checkpoint(self) -> None:
         """Make a checkpoint now; errors as for `tidy_up`."""
         has_work = self.is_publishing or self._queue.in_flight
-        if not self.caught_up or has_work or self._publisher.pool.keys:
+        if not self.caught_up or has_work or not self._publisher.pool.is_idle:
             self._quiet_checkpoints = 0
         pause_s = self._settings.checkpoint_ms / 1000
         if self._quiet_checkpoints >= _QUIET_CHECKPOINTS:

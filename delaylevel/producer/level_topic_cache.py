@@ -56,11 +56,6 @@ class LevelTopicCache:
         self._refreshing = False
         self._warning = RepeatedWarning(log, f"level topic {routing.description.topic}", now_s)
 
-    @property
-    def description(self) -> LevelTopicDescription:
-        """The current description of the level topic."""
-        return self.routing.description
-
     def routed(self, rule: Callable[[Routing], T]) -> T:
         """Return what a function finds with the routing; errors are those of it."""
         self.refresh_if_old()
@@ -115,7 +110,7 @@ class LevelTopicCache:
             return  # the admin interface fails; creating the producer tells
         if found is None:
             raise LevelTopicError(
-                f"level topic {self.description.topic} was deleted: create it again with "
+                f"level topic {self.routing.description.topic} was deleted: create it again with "
                 "`delaylevel levels create`, then a new producer; the message was not sent"
             )
         if not self._is_known(found):

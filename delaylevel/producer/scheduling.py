@@ -140,7 +140,7 @@ class BaseProducer:
     @property
     def description(self) -> LevelTopicDescription:
         """The level topic of delayed messages."""
-        return self._cache.description
+        return self._cache.routing.description
 
     def sent(self) -> dict[str, int]:
         """Return the number of messages given to the client, by destination.

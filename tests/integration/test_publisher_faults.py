@@ -95,7 +95,7 @@ def test_messages_to_a_target_share_the_outcome_of_their_entry(
 
     def poll() -> bool:
         settled.extend(pool.poll())
-        return producer.is_open and not producer.messages
+        return producer.state.is_open and not producer.messages
 
     at = 0
     while at < MESSAGES:
@@ -108,7 +108,10 @@ def test_messages_to_a_target_share_the_outcome_of_their_entry(
         if chosen.random() < 0.7:
             producer.flush()
         if chosen.random() < 0.1:
-            eventually(poll, "the first messages are confirmed", 30) if producer.is_open else poll()
+            if producer.state.is_open:
+                eventually(poll, "the first messages are confirmed", 30)
+            else:
+                poll()
     producer.flush()
     eventually(poll, "all messages have an outcome", 30)
     refused = {each.item.item for each in settled if each.outcome is not SendOutcome.STORED}
@@ -136,7 +139,7 @@ def test_a_message_to_a_partitioned_target_does_not_wait_for_the_next_one(
 
     def poll() -> bool:
         pool.poll()
-        return producer.is_open and not producer.messages
+        return producer.state.is_open and not producer.messages
 
     eventually(poll, "the target is open", 30)
     for number in range(20):

@@ -100,6 +100,7 @@ class Admin(TopicAdmin):
     """
 
     def __init__(self, admin_url: str, **options: Unpack[RestOptions]) -> None:
+        self.admin_url = admin_url
         self._rest = Rest(admin_url, **options)
         self._one_by_one_until_s = 0.0
 
@@ -118,11 +119,6 @@ class Admin(TopicAdmin):
         options = options_of(connection)
         options["for_service"] = for_service
         return cls(connection.admin_url, **options)
-
-    @property
-    def admin_url(self) -> str:
-        """The address given to the constructor."""
-        return self._rest.admin_url
 
     def close(self) -> None:
         """Close all connections; a later call opens new ones."""

@@ -109,14 +109,9 @@ class TargetProducer(Generic[Item]):
         self._apart_s = self.used_s
 
     @property
-    def is_open(self) -> bool:
-        """True while messages can be passed to the client."""
-        return self.state.is_open
-
-    @property
     def opening_s(self) -> float:
         """Time for which it has been opening, in s; infinite if it is not."""
-        return float("inf") if self.is_open else self.opener.opening_s
+        return float("inf") if self.state.is_open else self.opener.opening_s
 
     @property
     def last_number(self) -> int:
@@ -524,9 +519,9 @@ class ProducerPool(ABC, Generic[Key, Item]):
         self._producers: dict[Key, TargetProducer[Item]] = {}
 
     @property
-    def keys(self) -> Collection[Key]:
-        """The producers that are open, or being opened."""
-        return self._producers.keys()
+    def is_idle(self) -> bool:
+        """True if no producer is open, or being opened."""
+        return not self._producers
 
     @property
     def owes_answers(self) -> bool:

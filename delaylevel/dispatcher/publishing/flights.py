@@ -126,8 +126,8 @@ class SetAsideTopics(OwnPlaces[tuple[Flight, int]]):
     """The held and the dead-letter topic, for messages of flights that are not published."""
 
     def __init__(self, host: Host) -> None:
-        super().__init__(host.client, host.description, host.clock, host.loop)
-        self._dead_letters = host.description().dead_letter_topic.partition(0).full
+        super().__init__(host.client, host.descriptions.latest, host.clock, host.loop)
+        self._dead_letters = host.descriptions.latest().dead_letter_topic.partition(0).full
         self._again: list[Carried[tuple[Flight, int]]] = []
         self._again_s = 0.0
         self._warning = RepeatedWarning(log, f"{self._dead_letters} or its held topic")
@@ -406,7 +406,7 @@ class Flights:
 
     def expired(self, batch: DueBatch) -> dict[int, str]:
         """Return the reasons of the messages of a batch that have expired, by index."""
-        found = expired(self._host.description(), batch.messages, self._clock.now_ms())
+        found = expired(self._host.descriptions.latest(), batch.messages, self._clock.now_ms())
         if found and self._numbered:
             # An earlier owner may still send them. Their release has a higher sequence ID, so the
             # broker drops what that one sends.

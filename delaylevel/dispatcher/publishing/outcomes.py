@@ -78,7 +78,7 @@ class CancellationDesk:
         self._queue = delay_queue
         self._cancelling = delay_queue.cancelling
         self._journal = journal
-        self._topic = host.description().outcomes_topic.partition(0).full
+        self._topic = host.descriptions.latest().outcomes_topic.partition(0).full
         self._outcomes: OwnProducers[CancelRequest] = OwnProducers(host.client, "", host.loop)
         # Decisions, each with the number of records that the journal has to confirm before.
         self._decided: deque[tuple[int, CancelRequest]] = deque()
@@ -251,6 +251,6 @@ class CancellationDesk:
 
     def _expire_quietly(self) -> None:
         try:
-            expire_outcomes(self._host.admin, self._host.description())
+            expire_outcomes(self._host.admin, self._host.descriptions.latest())
         except DelayLevelError as error:
             log.warning("old outcomes of cancellations could not be deleted: %s", error)

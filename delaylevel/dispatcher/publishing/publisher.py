@@ -129,7 +129,7 @@ class BatchPublisher:
         if self._numbered or self._queue.waiting.targets:
             return False
         return all(
-            producer.is_open
+            producer.state.is_open
             and (producer.receivers is None or producer.receivers.ledgers)
             and not producer.awaits_flush
             for _, producer in self.pool.waiting()
@@ -342,7 +342,7 @@ class BatchPublisher:
                 return TargetState.REFUSED if self.flights.has_room_aside() else TargetState.SLOW
             return TargetState.UNKNOWN if count is None else TargetState.READY
         producer = pool.producer(key)
-        if not producer.is_open:
+        if not producer.state.is_open:
             return TargetState.OPENING if producer.opening_s < SLOW_S else TargetState.CLOSED
         # Messages of a lost partition stay there: those of another one must not wait for them.
         if not is_below_limits(*pool.load_of(topic, without_lost=True)):

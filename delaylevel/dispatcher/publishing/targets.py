@@ -167,7 +167,7 @@ class PauseGate:
     """
 
     def __init__(self, host: Host, waiting: Callable[[TargetKey], int]) -> None:
-        self._description = host.description
+        self._description = host.descriptions.latest
         self._waiting = waiting
         self._clock = host.clock
         self._released_ms: dict[TargetKey, int] = {}

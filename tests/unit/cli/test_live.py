@@ -142,10 +142,10 @@ class Service:
             assert self._asked.acquire(timeout=60)
 
     def becomes_ready(self) -> None:
-        assert not self.start.over
+        assert not self.start.ready.is_set()
         self._reason = ""
         self.start._thread.join()
-        assert self.start.over
+        assert self.start.ready.is_set()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

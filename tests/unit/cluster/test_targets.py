@@ -218,7 +218,7 @@ class World:
 
     def await_loss(self) -> None:
         """Let time pass until a broker serves the topic, and the producer is given up."""
-        while self.orders.is_open:
+        while self.orders.state.is_open:
             self.work()
             self.time_s += 0.5
             assert not self.outcomes()

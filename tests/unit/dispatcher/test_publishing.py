@@ -403,14 +403,14 @@ def test_targets_are_opened_some_time_before_the_next_message(run: Simulation) -
     run.send(1, ORDERS, too_big=False, due_in_ms=(60_000,))
     run.wait(59.5)
     run.round(0.15)
-    assert not run.pool.producer(TargetKey(ORDERS)).is_open
+    assert not run.pool.producer(TargetKey(ORDERS)).state.is_open
     for _ in range(4):
         run.round(0.05)
     assert run.clock.now_ms() < run.window[-1].due_ms
-    assert run.pool.producer(TargetKey(ORDERS)).is_open
+    assert run.pool.producer(TargetKey(ORDERS)).state.is_open
     assert run.journal.proof_age_s < 1
     assert delivered(run) == ["id-0"]
-    assert not run.pool.producer(TargetKey(INVOICES)).is_open
+    assert not run.pool.producer(TargetKey(INVOICES)).state.is_open
 
 
 # -- expiry

@@ -62,7 +62,7 @@ def test_refusals_query_the_broker_at_most_once_a_second() -> None:
     known = replace(KNOWN, levels=Levels(hours))
     looks.now_s = 5.0
     assert not looks.cache.refresh_after_refusal()
-    assert looks.cache.description.levels == longer
+    assert looks.cache.routing.description.levels == longer
 
 
 def test_a_running_producer_continues_when_the_level_topic_needs_a_later_version(
