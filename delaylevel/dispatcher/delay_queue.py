@@ -77,7 +77,6 @@ from .record import (
     DueBatch,
     FetchedBatch,
     MessageRecord,
-    OfferResult,
     WindowMessage,
     as_plain,
     is_cancellation,
@@ -511,15 +510,19 @@ class DelayQueue:
         ids = len(self.open.ids) + len(self.state.memory)
         return self.pending.memory_bytes + self.waiting.memory_bytes + 8 * ids
 
-    def offer(self, fetched: FetchedBatch) -> OfferResult:
+    def offer(self, fetched: FetchedBatch) -> tuple[int, int]:
         """Add messages from the window topic, also beyond the memory budget.
 
         Args:
             fetched: messages in any order. Successive calls follow the order of the topic.
+
+        Returns:
+            The number of new messages, and that of copies of one that is pending or was released.
+            The others were known: they are pending, or released, at their positions.
         """
         rows = fetched.rows()
         if not len(fetched):
-            return OfferResult(0, 0, 0)
+            return 0, 0
         positions = pack(rows[LEDGER], rows[ENTRY])
         # By position first: a released dead letter has no ID in the memory, and is read again after
         # a takeover.
@@ -544,7 +547,7 @@ class DelayQueue:
                 self.cancelling.add(Cancellation._make(record), int(positions[each]))
         # Last, because the low watermark may then pass what is not open: a copy, or a released one.
         self.open.last_offered = max(self.open.last_offered, int(positions.max()))
-        return OfferResult(tracked.size, unknown.size - tracked.size, int(released.sum()))
+        return tracked.size, unknown.size - tracked.size
 
     def advance(self, now_ms: int, max_messages: int = 1000) -> DueBatch | None:
         """Take messages that are due; None if there are none.

@@ -544,8 +544,8 @@ class PartitionOwner:
 
     def _offer(self, batch: FetchedBatch) -> None:
         with contextlib.nullcontext() if self.caught_up else TURNS.take(self.partition):
-            found = self._queue.offer(batch)
-        self.stats.add(arrived=found.tracked + found.duplicates, duplicates=found.duplicates)
+            new, copies = self._queue.offer(batch)
+        self.stats.add(arrived=new + copies, duplicates=copies)
         self._without_room += 1
         self._read_on()
 

@@ -552,18 +552,6 @@ class FetchedBatch:
         return rows
 
 
-class OfferResult(NamedTuple):
-    """Counts of fetched messages by outcome; the other messages were already pending.
-
-    Attributes:
-        duplicates: copies of a message that is pending or was released.
-    """
-
-    tracked: int
-    duplicates: int
-    released: int
-
-
 @dataclass(eq=False)
 class DueBatch:
     """Messages that are due, in the order (due time, position).

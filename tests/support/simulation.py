@@ -35,7 +35,6 @@ from delaylevel.dispatcher.fetcher import CAUGHT_UP, EntryEnd
 from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import Intent, Record, encode, pack
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.journal.topic import LostOwnershipError
 from delaylevel.dispatcher.owner import DispatchSettings, PartitionOwner
 from delaylevel.dispatcher.record import Cancellation, FetchedBatch, WindowMessage, identity
 from delaylevel.errors import BrokerError, BrokerUnreachableError
@@ -436,7 +435,7 @@ class SimulatedJournal:
     def check(self) -> None:
         # A process that was suspended learns nothing of the new owner by itself.
         if self._topic.writer is not self and self.tail:
-            raise LostOwnershipError("another dispatcher has opened the journal")
+            raise BrokerError("another dispatcher has opened the journal")
 
     def store(self, count: int) -> None:
         """Store the first records, and let the writer know."""

@@ -31,10 +31,6 @@ _LEDGER_LIMIT = 1 << 28
 _ENTRY_LIMIT = 1 << ENTRY_BITS
 
 
-class DamagedJournalError(DelayLevelError):
-    """A journal record that is truncated, changed, or not a record at all."""
-
-
 def packed_values(value: Any) -> bytes:
     """Return the bytes of a value: JSON, and behind it the arrays and bytes that are in it."""
     parts: list[bytes] = []
@@ -305,20 +301,20 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """Return the record from its bytes, or raise DamagedJournalError."""
+    """Return the record from its bytes, or raise a DelayLevelError."""
     if len(data) < _FRAME.size or not data.startswith(_MAGIC):
-        raise DamagedJournalError(
+        raise DelayLevelError(
             f"these {len(data)} bytes are not a journal record; another program wrote to this topic"
         )
     _, version, kind, checksum = _FRAME.unpack_from(data)
     if version != _FORMAT:
-        raise DamagedJournalError(
+        raise DelayLevelError(
             f"a journal record has format {version}, this is {_FORMAT}: "
             "run a dispatcher that is as new as the one that wrote it"
         )
     body = data[_FRAME.size :]
     if kind not in _KINDS or checksum != _checksum(kind, body):
-        raise DamagedJournalError(f"a journal record of {len(data)} bytes is truncated or changed")
+        raise DelayLevelError(f"a journal record of {len(data)} bytes is truncated or changed")
     fields = dict(zip(_KINDS[kind]._fields, unpacked_values(body), strict=True))
     if "ids" in fields:
         keys, index, numbers = fields["ids"]

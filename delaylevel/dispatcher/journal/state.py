@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pyroaring import BitMap64
 
 from delaylevel.dispatcher.record import Columns, MessageRecord, identity
+from delaylevel.errors import DelayLevelError
 from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicator
 from delaylevel.structures.id_columns import IdColumns, Mask, contained, to_array
 from delaylevel.structures.rows import Int64s
@@ -20,7 +21,6 @@ from .records import (
     UNCERTAIN,
     Answered,
     Commit,
-    DamagedJournalError,
     Disposition,
     DispositionKind,
     Intent,
@@ -288,7 +288,7 @@ class JournalState:
             for memory, ids in zip(self.set_aside.values(), saved["set_aside"], strict=True):
                 _restore(memory, ids)
         except (struct.error, KeyError, ValueError, zlib.error, DamagedSnapshotError) as error:
-            raise DamagedJournalError(f"a snapshot in the journal is damaged: {error}") from error
+            raise DelayLevelError(f"a snapshot in the journal is damaged: {error}") from error
 
     def _close(self, number: int, held: Int64s | None, released: Int64s | None) -> None:
         """Close an intent: release all or those given, and remember the IDs but those of `held`."""

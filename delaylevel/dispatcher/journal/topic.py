@@ -106,10 +106,6 @@ def counting(entries: Iterable[tuple[bytes, Position]]) -> Iterator[bytes]:
             yield record
 
 
-class LostOwnershipError(BrokerError):
-    """The takeover of a window partition by another dispatcher: nothing more may be published."""
-
-
 class Journal:
     """The journal partition of one owner: `read` it, `claim` it, and write.
 
@@ -177,7 +173,7 @@ class Journal:
         """Become the owner of the journal, once everything is read.
 
         Raises:
-            LostOwnershipError: another dispatcher has written meanwhile.
+            BrokerError: another dispatcher has written meanwhile.
         """
         # The time before the send: the record proves nothing for the time of its way.
         before, now = self._order.last, self._now()
@@ -195,7 +191,7 @@ class Journal:
         """Write a record, and wait until it and all earlier ones are stored.
 
         Raises:
-            LostOwnershipError: another dispatcher has claimed the journal.
+            BrokerError: another dispatcher has claimed the journal, or it does not confirm.
         """
         self._write_through(encode(record))
 
@@ -344,5 +340,5 @@ class Journal:
     def _error(self, reason: str) -> BrokerError:
         topic = self._source.topic
         if reason in (_CLAIMED, "ProducerFenced", "AlreadyClosed", "NotConnected"):
-            return LostOwnershipError(f"another dispatcher has opened {topic} ({reason})")
+            return BrokerError(f"another dispatcher has opened {topic} ({reason})")
         return BrokerError(f"{topic} did not confirm ({reason}); nothing more is published")
