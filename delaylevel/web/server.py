@@ -1,7 +1,7 @@
 """An HTTP server that a thread of this process runs, with limits on everything a client can send.
 
 One thread reads all requests and writes all answers without blocking, so that a slow client costs a
-buffer and no thread. A few other threads build the answers; probes have some of their own.
+buffer and no thread. A few other threads build the answers; each probe has one of its own.
 
 Whoever can reach the port can open connections. Beyond a number of them, each new one takes the
 place of the oldest one that is not being answered. So a probe, which sends its request at once,
@@ -26,9 +26,8 @@ from delaylevel.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-#: Number of threads that build answers, and of those that build the answers to probes.
+#: Number of threads that build answers, except those to probes.
 THREADS = 8
-PROBE_THREADS = 2
 #: Number of open connections. A new one takes the place of the oldest.
 CONNECTIONS = 64
 #: Limits of a request, in bytes.
@@ -91,14 +90,15 @@ class HttpServer:
         self, application: Application, address: str, port: int, probes: Collection[str] = ()
     ) -> None:
         self._application = application
-        self._probes = probes
         self._listening = _listen(address, port)
         self.port: int = self._listening.getsockname()[1]
         # The connections, oldest first; the value is True while the answer is built.
         self._connections: dict[asyncio.Task[None], bool] = {}
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._probe_threads = ThreadPoolExecutor(PROBE_THREADS, "http-probe")
+        # Not one pool for all probes: that of readiness may wait for the broker's statistics, and a
+        # process whose liveness is not answered is killed.
+        self._probe_threads = {path: ThreadPoolExecutor(1, "http-probe") for path in probes}
         self._threads = ThreadPoolExecutor(THREADS, "http-answer")
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
@@ -113,8 +113,8 @@ class HttpServer:
             self._thread.join()
         self._listening.close()
         self._loop.close()
-        self._threads.shutdown()
-        self._probe_threads.shutdown()
+        for threads in (self._threads, *self._probe_threads.values()):
+            threads.shutdown()
 
     def _run(self) -> None:
         self._loop.run_until_complete(self._serve())
@@ -187,7 +187,7 @@ class HttpServer:
             writer.transport.abort()
 
     async def _answer(self, request: Request) -> Response:
-        threads = self._probe_threads if request.path in self._probes else self._threads
+        threads = self._probe_threads.get(request.path, self._threads)
         try:
             return await self._loop.run_in_executor(threads, self._application, request)
         except Exception:

@@ -208,6 +208,22 @@ def test_an_answer_that_is_read_slowly_outlasts_many_idle_connections(
     assert answer.endswith(b"\r\n\r\n" + body)
 
 
+def test_liveness_is_answered_while_readiness_waits_for_the_broker(
+    port: int, part: Reporting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part, "ready", lambda: part.checks if part.wait.wait(30) else [])
+    part.wait.clear()
+    with contextlib.ExitStack() as stack:
+        asking = [stack.enter_context(connect(port)) for _ in range(4)]
+        for connection in asking:
+            connection.sendall(b"GET /readyz HTTP/1.1\r\n\r\n")
+        with urllib3.PoolManager(retries=False, timeout=5) as pool:
+            assert pool.request("GET", f"http://127.0.0.1:{port}/healthz").status == 200
+        part.wait.set()
+        for connection in asking:
+            assert connection.recv(12) == b"HTTP/1.1 200"
+
+
 def test_probes_are_answered_while_live_queries_wait(port: int, part: Reporting) -> None:
     part.wait.clear()
     answers: list[int] = []
