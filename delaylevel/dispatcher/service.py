@@ -80,6 +80,9 @@ _LONGEST_ALONE_S = 15.0
 _PROBE_S = 3.0
 # Time for which a partition is left to others after a failure.
 _RETRY_S = 2.0
+# A look acquires no more partitions after a failure that has taken so long. While a broker is away,
+# the client tries for 30 s each time, and the process would seem to hang, and not end when asked.
+_PATIENCE_S = 5.0
 # Time between two looks at level topics that were given up.
 _AGAIN_S = 5.0
 _ALL = -1
@@ -563,14 +566,18 @@ class Dispatcher:
     def _acquire_due(self, topic: ServedTopic, partitions: Sequence[int], now: float) -> None:
         """Acquire what is not left to others after a failure; raise the first error at the end."""
         failure: BrokerError | None = None
-        for index in partitions:
-            if now >= topic.retry_s.get(index, 0.0):
+        last_s = topic.retry_s
+        for index in sorted(partitions, key=lambda each: last_s.get(each, 0.0)):
+            if now >= last_s.get(index, 0.0):
                 try:
                     self._acquire(topic, index)
                 except UpgradeRequiredError:
                     raise
                 except BrokerError as error:
                     failure = failure or error
+                    last_s[index] = time.monotonic()  # the others come before it
+                    if last_s[index] > now + _PATIENCE_S:
+                        break
         if failure is not None:
             raise failure
 
