@@ -12,7 +12,7 @@ from urllib.parse import quote
 from urllib3.filepost import encode_multipart_formdata
 
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.rest.http import Rest, options_of
+from delaylevel.cluster.rest.http import Rest, encoded, options_of
 from delaylevel.errors import AdminError, LevelTopicError, NotFoundError
 
 _API = "v3"
@@ -75,7 +75,7 @@ class FunctionsWorker:
 
     def _delete_packages(self, function: str) -> None:
         """Delete the packages of a function that is not registered, as far as possible."""
-        path = f"packages/function/{_encoded(function)}"
+        path = f"packages/function/{encoded(function)}"
         with contextlib.suppress(AdminError):
             for version in self._rest.request("GET", path, api=_API).json():
                 with contextlib.suppress(AdminError):  # a half-written package stays
@@ -95,7 +95,7 @@ class FunctionsWorker:
 
     def _request(self, method: str, path: str, **options: Any) -> Any:
         try:
-            return self._rest.request(method, f"functions/{_encoded(path)}", api=_API, **options)
+            return self._rest.request(method, f"functions/{encoded(path)}", api=_API, **options)
         except AdminError as error:
             is_off = "not enabled" in error.reason  # a standalone broker
             if is_off or (error.status in (404, 405) and "unction" not in error.reason):
@@ -115,7 +115,3 @@ class FunctionsWorker:
 
 def _name(config: Mapping[str, Any]) -> str:
     return "/".join(str(config[part]) for part in ("tenant", "namespace", "name"))
-
-
-def _encoded(path: str) -> str:
-    return "/".join(quote(part, safe="") for part in path.split("/"))

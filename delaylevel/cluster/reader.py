@@ -124,8 +124,8 @@ RECEIVER_QUEUE_SIZE = 2000
 # gigabytes. A reader that meets such a message begins again there, and prefetches less.
 _PREFETCH_BYTES = 32 << 20
 _NO_END = Position((1 << 63) - 1, 0)
-DEFAULT_POLL_TIMEOUT_MS = 30_000
-_FIRST_POLL_MS = 200
+# Two waits for a message that the broker reports as available.
+_FIRST_POLL_MS, _LAST_POLL_MS = 200, 30_000
 # The client says that nothing is available, without an error, if the connection breaks before the
 # broker has answered. So that counts only if it is said several times over an open connection.
 _SAME_ANSWERS = 3
@@ -138,7 +138,6 @@ def read_range(
     partition_topic: str,
     start: Position,
     end: Position,
-    poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS,
     queue: int = RECEIVER_QUEUE_SIZE,
 ) -> Generator[ParkedMessage, None, None]:
     """Yield the messages of a partition in [start, end), in their order.
@@ -146,13 +145,10 @@ def read_range(
     Entries that no longer exist (trimmed, or skipped by an administrator) are passed over; the
     caller detects the loss. The reader has no subscription and acknowledges nothing.
 
-    Args:
-        poll_timeout_ms: longest wait for a message that the broker reports as available, ms.
-
     Raises:
         BrokerError: the broker has more messages of the range and does not deliver them.
     """
-    messages = messages_in_range(client, partition_topic, start, end, poll_timeout_ms, queue)
+    messages = messages_in_range(client, partition_topic, start, end, queue)
     with closing(messages) as found:
         yield from starmap(parked_message, found)
 
@@ -181,7 +177,6 @@ def messages_in_range(
     partition_topic: str,
     start: Position,
     end: Position,
-    poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS,
     queue: int = RECEIVER_QUEUE_SIZE,
 ) -> Generator[RawMessage, None, None]:
     """Yield (message, ledger, entry, batch) of a partition in [start, end), in their order.
@@ -196,7 +191,7 @@ def messages_in_range(
     until = (end.ledger, end.entry, end.batch)
     try:
         while True:
-            message = _await_message(reader, read_next, partition_topic, end, poll_timeout_ms)
+            message = _await_message(reader, read_next, partition_topic, end)
             if message is None:
                 return
             message_id = message.message_id()
@@ -492,10 +487,9 @@ def _await_message(
     read_next: Callable[[int], Any],
     topic: str,
     end: Position,
-    poll_timeout_ms: int,
 ) -> Any | None:
     """Return the next message; None if the broker has none."""
-    for timeout_ms in (_FIRST_POLL_MS, poll_timeout_ms):
+    for timeout_ms in (_FIRST_POLL_MS, _LAST_POLL_MS):
         try:
             return read_next(timeout_ms)
         except pulsar.Timeout:
@@ -504,7 +498,7 @@ def _await_message(
             if not _has_more(reader):
                 return None
     raise BrokerError(
-        f"{topic} has messages before {end} but delivered none within {poll_timeout_ms} ms: is the "
+        f"{topic} has messages before {end} but delivered none within {_LAST_POLL_MS} ms: is the "
         "broker overloaded? Nothing was acknowledged"
     )
 

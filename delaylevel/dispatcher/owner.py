@@ -35,7 +35,7 @@ from delaylevel.dispatcher.publishing.outcomes import CancellationDesk
 from delaylevel.dispatcher.publishing.publisher import BatchPublisher
 from delaylevel.dispatcher.publishing.targets import TargetPartitions
 from delaylevel.errors import BrokerError
-from delaylevel.model.clock import Clock
+from delaylevel.model.clock import Clock, earliest
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
@@ -445,7 +445,7 @@ class PartitionOwner:
     @property
     def next_due_ms(self) -> int | None:
         """Time of the next work by due times, ms since the epoch; None if there is none."""
-        return _earliest(self.next_send_ms, self.next_step_ms)
+        return earliest((self.next_send_ms, self.next_step_ms))
 
     @property
     def next_send_ms(self) -> int | None:
@@ -461,7 +461,7 @@ class PartitionOwner:
         if not self.caught_up:
             return None
         warm_up_ms = publisher.next_warm_up_ms if publisher.ready else None
-        return _earliest(publisher.next_spread_ms, warm_up_ms)
+        return earliest((publisher.next_spread_ms, warm_up_ms))
 
     @property
     def next_look_s(self) -> float | None:
@@ -601,7 +601,7 @@ class PartitionOwner:
         self.stats.set(
             pending=len(delay_queue) + self._publisher.flights.prepared,
             in_flight=self._unanswered,
-            next_due_ms=_earliest(delay_queue.pending.next_due_ms, waiting.first_due_ms),
+            next_due_ms=earliest((delay_queue.pending.next_due_ms, waiting.first_due_ms)),
             memory_bytes=delay_queue.memory_bytes,
             disk_bytes=delay_queue.pending.segments.disk_bytes + waiting.disk_bytes,
         )
@@ -611,11 +611,6 @@ def _bucket_ms(description: LevelTopicDescription) -> int:
     """Return the range of due times of one spill file; the window gets some hundreds of files."""
     *_, finest = description.levels
     return min(max(finest.near_due_ms // 512, 4_096), 65_536)
-
-
-def _earliest(*times_ms: int | None) -> int | None:
-    """Return the earliest of times, ms since the epoch; None if there is none."""
-    return min((each for each in times_ms if each is not None), default=None)
 
 
 class OwnerTask:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Protocol
 
@@ -110,6 +110,11 @@ def monotonic_s(clock: Clock) -> Callable[[], float]:
         return now_s
 
     return elapsed_s
+
+
+def earliest(times: Iterable[int | None]) -> int | None:
+    """Return the earliest time; None stands for never."""
+    return min((time for time in times if time is not None), default=None)
 
 
 def duration_ms(value: timedelta) -> int:

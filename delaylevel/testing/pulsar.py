@@ -27,7 +27,7 @@ from delaylevel.dispatcher.journal.records import pack_message
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.record import identity
 from delaylevel.errors import EnvelopeError, InvalidInputError
-from delaylevel.model.clock import Clock, duration_ms
+from delaylevel.model.clock import Clock, duration_ms, earliest
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.envelope import CANCEL, Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
@@ -38,7 +38,7 @@ from delaylevel.testing.memory.aio import MemoryAsyncClient
 from delaylevel.testing.memory.broker import Broker, Partition
 from delaylevel.testing.memory.client import MemoryClient
 from delaylevel.testing.memory.dispatcher import MemoryDispatcher
-from delaylevel.testing.memory.log import StoredMessage, earliest
+from delaylevel.testing.memory.log import StoredMessage
 from delaylevel.testing.memory.strict import StrictRules, stored_journal
 
 from .admin import MemoryAdmin

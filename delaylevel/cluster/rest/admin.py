@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import (
@@ -45,7 +44,7 @@ from delaylevel.model.clock import instant_ms
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
-from .http import Rest, RestOptions, options_of
+from .http import Rest, RestOptions, encoded, options_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -164,7 +163,7 @@ class Admin(TopicAdmin):
         """Return the delayed-delivery policy in force for a topic; None if it is not known."""
         value = self._get_if(f"{topic.rest_path}/delayedDelivery", (405,), applied="true")
         if not value:
-            value = self._rest.get(f"namespaces/{_namespace(topic.namespace_path)}/delayedDelivery")
+            value = self._rest.get(f"namespaces/{encoded(topic.namespace_path)}/delayedDelivery")
         if not value:
             return None
         return DelayedDelivery(  # brokers omit fields that they do not know
@@ -177,19 +176,19 @@ class Admin(TopicAdmin):
     # --- namespaces ------------------------------------------------------------------------
 
     def namespace_policies(self, namespace: str) -> NamespacePolicies:
-        return _namespace_policies(self._rest.get(f"namespaces/{_namespace(namespace)}"))
+        return _namespace_policies(self._rest.get(f"namespaces/{encoded(namespace)}"))
 
     def list_topics(self, namespace: str) -> list[TopicName]:
         """Return all partitions and all non-partitioned topics of a namespace, sorted."""
-        names = self._rest.get(f"persistent/{_namespace(namespace)}") or ()
+        names = self._rest.get(f"persistent/{encoded(namespace)}") or ()
         return sorted(TopicName.parse(name) for name in names)
 
     def list_partitioned_topics(self, namespace: str) -> list[TopicName]:
-        names = self._rest.get(f"persistent/{_namespace(namespace)}/partitioned") or ()
+        names = self._rest.get(f"persistent/{encoded(namespace)}/partitioned") or ()
         return sorted(TopicName.parse(name) for name in names)
 
     def list_namespaces(self, tenant: str) -> list[str]:
-        return sorted(self._rest.get(f"namespaces/{quote(tenant, safe='')}") or ())
+        return sorted(self._rest.get(f"namespaces/{encoded(tenant)}") or ())
 
     # --- topics ----------------------------------------------------------------------------
 
@@ -264,7 +263,7 @@ class Admin(TopicAdmin):
     def retains(self, topic: TopicName) -> bool:
         value = self._get_if(f"{topic.rest_path}/retention", _REFUSED, applied="true")
         if not value:
-            namespace = _namespace(topic.namespace_path)
+            namespace = encoded(topic.namespace_path)
             value = self._get_if(f"namespaces/{namespace}/retention", _REFUSED)
         if not value:
             value = self._get_if("brokers/configuration/runtime", _REFUSED) or {}
@@ -479,10 +478,6 @@ class Admin(TopicAdmin):
             if error.status in refused:
                 return None
             raise
-
-
-def _namespace(namespace: str) -> str:
-    return "/".join(quote(part, safe="") for part in namespace.split("/"))
 
 
 # --- values of the port from the answers ----------------------------------------------------

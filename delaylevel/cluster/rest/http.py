@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 import certifi
 import urllib3
@@ -155,6 +155,11 @@ class RestOptions(TypedDict, total=False):
     timeout_s: float
     for_service: bool
     token_named: str
+
+
+def encoded(path: str) -> str:
+    """Return a path with each of its parts percent-encoded."""
+    return "/".join(quote(part, safe="") for part in path.split("/"))
 
 
 def options_of(connection: Connection) -> RestOptions:

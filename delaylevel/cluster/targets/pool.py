@@ -205,11 +205,11 @@ class TargetPool(ProducerPool[TargetKey, Item]):
             found += settled
         return found
 
-    def close_idle(self, idle_s: float = IDLE_S) -> None:
+    def close_idle(self) -> None:
         """Close the producers without messages that were not used for a while."""
         now_s = self._now_s()
         for key, producer in list(self._producers.items()):
-            if not producer.messages and now_s - producer.used_s >= idle_s:
+            if not producer.messages and now_s - producer.used_s >= IDLE_S:
                 self._remove(key)
 
     def _add(self, key: TargetKey) -> TargetProducer[Item]:

@@ -16,10 +16,11 @@ import pulsar
 from delaylevel.cluster.port import NamespacePolicies, SchemaVersion, TopicMetadata, TopicPolicies
 from delaylevel.cluster.schemas import is_same
 from delaylevel.errors import AdminError, ConflictError, InvalidInputError, NotFoundError
+from delaylevel.model.clock import earliest
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.clock import ManualClock
 
-from .log import Entry, Link, Log, StoredMessage, Subscription, earliest
+from .log import Entry, Link, Log, StoredMessage, Subscription
 
 RECORD_TYPES = ("AVRO", "JSON")
 UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")

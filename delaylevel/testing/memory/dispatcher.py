@@ -27,7 +27,7 @@ from delaylevel.dispatcher.host import EventQueue, Host
 from delaylevel.dispatcher.owner import DispatchSettings, PartitionOwner
 from delaylevel.dispatcher.service import served
 from delaylevel.dispatcher.stats import SharedOwnerStats
-from delaylevel.model.clock import SteadyClock
+from delaylevel.model.clock import SteadyClock, earliest
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
@@ -35,7 +35,6 @@ from delaylevel.testing.clock import ManualClock
 from delaylevel.topics.roster import DescriptionCache
 
 from .broker import Broker
-from .log import earliest
 
 #: Settings of every dispatcher. No files are written, so the directory is not used.
 SETTINGS = DispatchSettings(directory=Path())

@@ -14,6 +14,7 @@ import _pulsar
 import pulsar
 from pulsar import ConsumerType
 
+from delaylevel.model.clock import earliest
 from delaylevel.model.position import Position
 
 NO_POSITION = Position(-1, -1)
@@ -170,11 +171,6 @@ def _varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-def earliest(times: Iterable[int | None]) -> int | None:
-    """Return the earliest time; None stands for never."""
-    return min((time for time in times if time is not None), default=None)
 
 
 _DELAYING_TYPES = (ConsumerType.Shared, ConsumerType.KeyShared)
