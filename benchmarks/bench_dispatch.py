@@ -37,10 +37,10 @@ import contextlib
 import random
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import psutil
 import pulsar
@@ -71,7 +71,6 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.outcome import PAYLOAD, cancellation
 from delaylevel.model.topic_name import TopicName
 
-Usage: TypeAlias = "dict[str, tuple[float, int]]"
 SIDES = ("tracker", "deduplicated", "native", "nats")
 CANCELLABLE = ("cancellable", "half cancelled")
 TOPIC = "persistent://public/default/orders"
@@ -173,7 +172,9 @@ class Load:
             for each in range(self.count)
         )
 
-    def row(self, side: str, arrivals: Case, restart_s: float, usage: Usage) -> Case:
+    def row(
+        self, side: str, arrivals: Case, restart_s: float, usage: Mapping[str, tuple[float, int]]
+    ) -> Case:
         """Return the row of a run."""
         found: Case = {"side": side, "messages": self.count, **arrivals}
         if self.burst:

@@ -98,26 +98,22 @@ ROUTES = (
     ),
 )
 WINDOW_PARTITIONS = 4
+# Number of source partitions.
+SOURCES = 4
 READY_AFTER_S = 1.5
 
 
 class Pipeline:
     """Level topics, one for each source partition, with their producers and loops."""
 
-    def __init__(
-        self,
-        client: DelayLevelClient,
-        connection: Connection,
-        route: Route,
-        partitions: int,
-    ) -> None:
+    def __init__(self, client: DelayLevelClient, connection: Connection, route: Route) -> None:
         self.client, self.connection = client, connection
         self.route = route
         self.published = 0
         # In one level, each partition is ready a unit after the previous one. The first partitions
         # of several level topics are ready at the same time.
-        self.producers = [self._producer() for _ in range(partitions)]
-        self.local_producers = [self._producer() for _ in range(partitions)]
+        self.producers = [self._producer() for _ in range(SOURCES)]
+        self.local_producers = [self._producer() for _ in range(SOURCES)]
         descriptions: list[LevelTopicDescription] = [item.description for item in self.producers]
         self.level_topics = tuple(item.topic for item in descriptions)
         self.sources = [item.level_topic(0).partition(0).full for item in descriptions]
@@ -269,7 +265,7 @@ def compare(connection: Connection, route: Route, master: str, given: Any) -> li
             Admin.from_connection(connection) as admin,
             tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as checkpoint,
         ):
-            pipeline = Pipeline(client, connection, route, given.partitions)
+            pipeline = Pipeline(client, connection, route)
             sides: dict[str, Callable[[], float]] = {
                 "plain loop": lambda: pipeline.loop(tuned=False),
                 "tuned loop": lambda: pipeline.loop(tuned=True),
@@ -297,7 +293,6 @@ if __name__ == "__main__":
     add("--masters", nargs="+", default=masters, help="Spark masters")
     text = "number of messages in the discarded round (default: 250,000)"
     add("--warm-up", type=int, default=250_000, help=text)
-    add("--partitions", type=int, default=4, help="number of source partitions (default: 4)")
     options = parser.parse_args()
     rows: list[Case] = []
     with private_broker() as broker:
