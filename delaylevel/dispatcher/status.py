@@ -10,7 +10,7 @@ from typing import Any
 
 from delaylevel.dispatcher.live import LiveQueries, incomplete
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.formatting import format_duration, shell
+from delaylevel.model.formatting import format_duration, listed, shell
 from delaylevel.model.level_topic import ALL
 from delaylevel.model.outcome import OutcomeStatus
 from delaylevel.model.topic_name import TopicName
@@ -69,8 +69,6 @@ _PERIODS = (
 )
 #: Age of the statistics of an owner, ms: what was due since then may be released.
 _STATS_MS = 1_500
-#: Number of business topics that the status page names.
-_TARGETS = 5
 # By the state of an owner: its problem, and the remedy.
 _DISK_PROBLEMS = {
     "disk full": (
@@ -260,11 +258,11 @@ class DispatchReporter:
             "In flight": f"{sum(each.in_flight for each in stats):,}",
             "Copies left out": f"{sum(each.duplicates for each in stats):,}",
             "Memory, disk": f"{memory} + {disk}",
-            "Targets": _listed(description.targets),
+            "Targets": _short(description.targets),
         }
         paused = dict(description.pauses.paused)
         if paused:
-            facts["Paused"] = "all targets" if ALL in paused else _listed([*paused])
+            facts["Paused"] = "all targets" if ALL in paused else _short(paused)
         periods, counted = self._periods(group, now_ms, description.pauses.last(now_ms))
         if silent := sorted(group.stats.keys() - counted):
             facts["Not counted"] = (
@@ -336,9 +334,8 @@ def _lateness(stats: Iterable[OwnerStats]) -> str:
     return f"median {format_duration(median)}, 99 % within {format_duration(most)}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _TARGETS:,} more" if len(names) > _TARGETS else ""
-    return ", ".join(TopicName.parse(name).short for name in names[:_TARGETS]) + more
+def _short(targets: Iterable[str]) -> str:
+    return listed([TopicName.parse(target).short for target in targets])
 
 
 def start_checks(group: ServedGroup) -> tuple[ProbeCheck, ProbeCheck]:

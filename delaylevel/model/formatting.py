@@ -1,9 +1,10 @@
-"""Durations and instants as text."""
+"""Durations, instants and names as text."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 
 from delaylevel.errors import InvalidInputError
@@ -92,6 +93,12 @@ def parse_delay(value: timedelta | str, name: str) -> timedelta:
     if value < timedelta():
         raise InvalidInputError(f"{name} is negative ({value!r}): a delay is zero or more")
     return value
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names with commas, and the number of the others."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def shell(word: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -20,7 +20,7 @@ from delaylevel.errors import (
     StillPendingError,
 )
 from delaylevel.model.clock import Clock, SystemClock, duration_ms
-from delaylevel.model.formatting import exact_duration
+from delaylevel.model.formatting import exact_duration, listed
 from delaylevel.model.level_topic import (
     ALL,
     DESCRIPTION_PROPERTY,
@@ -369,7 +369,7 @@ def delete(
     if connected:
         raise LevelTopicError(
             f"level topic {description.topic} is in use: close producers, and stop mover and "
-            f"dispatcher first. Connected: {_some(connected)}. Nothing was deleted"
+            f"dispatcher first. Connected: {listed(connected)}. Nothing was deleted"
         )
     if discard is not None and discard < 0:
         raise InvalidInputError(f"discard is {discard}: it is a number of entries")
@@ -441,8 +441,3 @@ def _still_pending(
         f"level topic {description.topic} still holds {holds}: nothing was deleted. "
         + "; ".join(ways)
     )
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    listed = ", ".join(names[:most])
-    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
