@@ -317,6 +317,10 @@ class Relay:
             messages, size = self._targets.load_of(topic)
             self._excess += max(0, messages - self._share)
             self._excess_bytes += max(0, size - self._share_bytes)
+        if not self.has_room:
+            # One that confirms nothing has taken up the room of all others. Its messages are given
+            # back to the broker.
+            self._carrier.own.give_up_stalled()
 
     def _refusal(self, topic: str) -> str | None:
         """Return a reason if a target is slow, and has as many messages as it may have."""

@@ -82,6 +82,9 @@ class OwnPlaces(Generic[Item]):
     """The topics of our own, for messages that have a place there, or are set aside.
 
     One thread uses it.
+
+    Attributes:
+        own: the producers of these topics.
     """
 
     def __init__(
@@ -95,18 +98,18 @@ class OwnPlaces(Generic[Item]):
         self._now_s = loop.now_s
         self._clock = clock
         dead_letters = description().dead_letter_topic.partition(0).full
-        self._own: OwnProducers[Item] = OwnProducers(client, dead_letters, loop)
+        self.own: OwnProducers[Item] = OwnProducers(client, dead_letters, loop)
         self._done: list[Carried[Item]] = []
 
     @property
     def owes_answers(self) -> bool:
         """True if callbacks are about to come; :meth:`poll` has to follow soon."""
-        return self._own.owes_answers
+        return self.own.owes_answers
 
     @property
     def load(self) -> tuple[int, int]:
         """Number and bytes of the messages without an outcome."""
-        messages, size = self._own.load
+        messages, size = self.own.load
         return messages + len(self._done), size
 
     def put(self, carried: Carried[Item]) -> None:
@@ -115,7 +118,7 @@ class OwnPlaces(Generic[Item]):
         reason = None
         topic = carried.place.topic
         if topic:
-            reason = self._own.put(carried, topic)
+            reason = self.own.put(carried, topic)
             if reason is None:
                 return
         carried.reason = reason or ""
@@ -131,11 +134,11 @@ class OwnPlaces(Generic[Item]):
 
     def flush(self) -> None:
         """End the clients' present batches."""
-        self._own.flush()
+        self.own.flush()
 
     def poll(self) -> list[Carried[Item]]:
         """Return the messages whose outcome is known since the last call."""
-        settled = self._own.poll()
+        settled = self.own.poll()
         found: list[Carried[Item]] = [each[0] for each in settled]
         if not all(each[1] is SendOutcome.STORED for each in settled):
             found = [each[0] for each in settled if self._is_decided(*each)]
@@ -159,7 +162,7 @@ class OwnPlaces(Generic[Item]):
 
     def close(self) -> None:
         """Close the producers; messages without an outcome get none."""
-        self._own.close()
+        self.own.close()
         self._done.clear()
 
 
@@ -196,7 +199,7 @@ class Carrier(OwnPlaces[Item]):
     @property
     def owes_answers(self) -> bool:
         """True if callbacks are about to come; :meth:`poll` has to follow soon."""
-        return self._own.owes_answers or self.targets.owes_answers
+        return self.own.owes_answers or self.targets.owes_answers
 
     @property
     def load(self) -> tuple[int, int]:
@@ -258,7 +261,7 @@ class Carrier(OwnPlaces[Item]):
     def flush(self) -> None:
         """End the clients' present batches."""
         self.targets.flush()
-        self._own.flush()
+        self.own.flush()
 
     def poll(self) -> list[Carried[Item]]:
         """Return the messages whose outcome is known since the last call."""
@@ -272,7 +275,7 @@ class Carrier(OwnPlaces[Item]):
 
     def waiting(self) -> dict[str, str]:
         """Return the topics with messages without an outcome, with the reasons that are known."""
-        reasons = {topic: "" for (topic, *_), _ in self._own.waiting()}
+        reasons = {topic: "" for (topic, *_), _ in self.own.waiting()}
         for key, _ in self.targets.waiting():
             reasons[key.topic] = self.targets.refusal(key.topic, key.schema) or ""
         return reasons
@@ -280,7 +283,7 @@ class Carrier(OwnPlaces[Item]):
     def give_up_stalled(self) -> None:
         """Give up the producers that confirm nothing; the outcome of their messages is unknown."""
         self.targets.give_up_stalled()
-        self._own.give_up_stalled()
+        self.own.give_up_stalled()
 
     def close(self) -> None:
         """Close the producers; messages without an outcome get none."""

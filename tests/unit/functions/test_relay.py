@@ -253,6 +253,18 @@ def test_a_silent_target_does_not_block_the_others() -> None:
     assert world.counts(BILLS, HELD) == (4, 1)
 
 
+def test_a_silent_topic_of_our_own_does_not_block_the_others() -> None:
+    world = RelayWorld(in_flight=4)
+    world.move(*range(4), target="persistent://public/default/never")
+    assert (world.counts(DEAD), world.relay.has_room) == ((4,), False)
+    world.let_pass(STALL_S + 0.5)
+    assert world.given_back == [0, 1, 2, 3]
+    assert world.relay.has_room
+    world.move(4)
+    world.answer(ORDERS)
+    assert world.acknowledged == [4]
+
+
 def test_all_messages_wait_if_no_target_answers() -> None:
     world = RelayWorld(in_flight=2)
     world.offer(0)
