@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delaylevel.dispatcher.stats import OwnerStats, quantile_ms, total_lateness
+from delaylevel.dispatcher.stats import OwnerStats, format_lateness, quantile_ms, total_lateness
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LEVEL_SUFFIX, Role
 from delaylevel.mover.service import MoverStats
@@ -49,7 +49,7 @@ class TopicProgress:
     moved: int
     released: int
     window: str
-    p99_ms: float | None
+    p99_ms: int | None
     pending: int | None = None
     held: int | None = None
     next_due: str | None = None
@@ -63,7 +63,7 @@ class TopicProgress:
         if self.window:
             parts.append(f"{self.released:,} released ({self.window} window partitions)")
         if self.p99_ms is not None:
-            parts.append(f"p99 {format_duration(self.p99_ms)} late")
+            parts.append(f"p99 {format_lateness(self.p99_ms)} late")
         if self.held:
             parts.append(f"{self.held:,} held")
         return "; ".join(parts)

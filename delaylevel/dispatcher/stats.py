@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from delaylevel.model.formatting import format_duration
+
 #: Upper bounds of the lateness histogram, ms. One further count follows for later messages.
 LATENESS_BOUNDS_MS = (
     5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 3_600_000,
@@ -147,3 +149,9 @@ def quantile_ms(lateness: npt.NDArray[np.int64], share: float) -> int | None:
     if index >= len(LATENESS_BOUNDS_MS):
         return LATENESS_BOUNDS_MS[-1] + 1
     return LATENESS_BOUNDS_MS[index]
+
+
+def format_lateness(ms: int) -> str:
+    """Write a quantile for people; beyond the last bound, only that is known."""
+    last_ms = LATENESS_BOUNDS_MS[-1]
+    return format_duration(ms) if ms <= last_ms else f"over {format_duration(last_ms)}"

@@ -37,7 +37,13 @@ from delaylevel.web.reports import (
 
 from .assignment import ServedGroup
 from .service import Dispatcher
-from .stats import LATENESS_BOUNDS_MS, OwnerStats, quantile_ms, total_lateness
+from .stats import (
+    LATENESS_BOUNDS_MS,
+    OwnerStats,
+    format_lateness,
+    quantile_ms,
+    total_lateness,
+)
 
 _LABELS = ("level_topic", "partition")
 _COUNTERS = (
@@ -331,7 +337,9 @@ def _lateness(stats: Iterable[OwnerStats]) -> str:
     median, most = quantile_ms(lateness, 0.5), quantile_ms(lateness, 0.99)
     if median is None or most is None:
         return "-"
-    return f"median {format_duration(median)}, 99 % within {format_duration(most)}"
+    if most > LATENESS_BOUNDS_MS[-1]:
+        return f"median {format_lateness(median)}, more than 1 % {format_lateness(most)}"
+    return f"median {format_lateness(median)}, 99 % within {format_lateness(most)}"
 
 
 def _short(targets: Iterable[str]) -> str:

@@ -138,6 +138,8 @@ def _level_topics(
         for item in found
         if item.description is None
     ]
+    if not found:
+        return Finding.skip(f"there is no level topic in {namespace}")
     return Finding.of(bad, f"{len(served)} level topics")
 
 

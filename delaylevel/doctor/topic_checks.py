@@ -174,8 +174,10 @@ def deduplication(context: LevelTopicContext) -> Finding:
                 )
             )
     name = "brokerDeduplicationProducerInactivityTimeoutMinutes"
-    minutes = int((context.cluster.configuration or {}).get(name, _DEFAULT_DEDUPLICATION_MIN))
-    memory = format_duration(minutes * 60_000)
+    told = (context.cluster.configuration or {}).get(name)
+    minutes = int(told or _DEFAULT_DEDUPLICATION_MIN)
+    assumed = "" if told else f" ({name}, assumed: only superusers may read it)"
+    memory = format_duration(minutes * 60_000) + assumed
     if minutes < _DEFAULT_DEDUPLICATION_MIN:
         problems.append(
             Problem(

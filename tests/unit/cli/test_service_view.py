@@ -74,6 +74,7 @@ def test_rows_and_lines_show_what_waits_in_the_level_topic(members: Members) -> 
         "orders: 10 entries pending; next due overdue 6.0s; 1,200 moved (mover moving); "
         "600 released (4 window partitions); p99 25ms late"
     )
+    assert "p99 over 1h00m late" in str(replace(orders, p99_ms=LATENESS_BOUNDS_MS[-1] + 1))
     assert str(others).startswith("others; 0 moved (mover elsewhere); 0 released (1 recovering")
     # The window of another process counts as the broker reports it.
     (elsewhere,) = progress_of({}, {}, {ORDERS: 0}, members, NOW_MS)

@@ -253,6 +253,10 @@ def test_the_page_shows_everything_and_escapes_it(
     for text in (TOPIC, "1,234", "99 % within 25ms", "b@y", "Free some space"):
         assert text in page
     assert "not ready" in page
+    late[-1] = 5
+    dispatcher.owners[0].stats.set(lateness=late)
+    # Five hours are not within one.
+    assert "median 25ms, more than 1 % over 1h00m" in status_page(reporter.status(), ())
     assert 'http-equiv="refresh"' in page
     assert "src=" not in page
     assert 'href="http' not in page

@@ -474,6 +474,16 @@ def test_a_dispatcher_that_is_effectively_once_needs_deduplication(cluster: Make
         assert said is None or re.search(said, wrong["deduplication"])
 
 
+def test_what_cannot_be_known_is_said(cluster: Make) -> None:
+    stats = PartitionStats(0, {"app": SubscriptionStats(0)}, deduplication=True)
+    asked = cluster(runtime_configuration=DENIED, partition_stats=stats)
+    asked.delivery = Delivery.EFFECTIVELY_ONCE
+    assert "assumed: only superusers" in asked.findings()["deduplication"].says
+    gone(asked)
+    nothing = asked.findings(None)
+    assert nothing["level topic"].says == "not checked: there is no level topic in public/default"
+
+
 def test_a_replicated_member_topic_is_reported(cluster: Make) -> None:
     both = NamespacePolicies(replication_clusters=frozenset({"east", "west"}))
     settings = BrokerSettings(cluster="east", topic_policies=True, subscription_expiration_min=0)
