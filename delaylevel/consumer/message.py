@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import Any
 
 from delaylevel.model import envelope as env
 from delaylevel.model import retries
+from delaylevel.model.clock import instant
 from delaylevel.model.message import properties_of, text_of
 from delaylevel.model.position import Position, stable_id
 from delaylevel.model.topic_name import TopicName
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _UNKNOWN: Any = object()
 
 
@@ -160,7 +160,7 @@ class ReceivedMessage:
     @property
     def first_published(self) -> datetime:
         """The publish time of the message before its first attempt, in UTC."""
-        return _EPOCH + timedelta(milliseconds=self.first_published_ms)
+        return instant(self.first_published_ms)
 
     @property
     def due(self) -> datetime | None:
@@ -169,7 +169,7 @@ class ReceivedMessage:
         For a retried copy it is the time for which this attempt was planned.
         """
         due_ms = env.due_of(self.all_properties)
-        return None if due_ms is None else _EPOCH + timedelta(milliseconds=due_ms)
+        return None if due_ms is None else instant(due_ms)
 
     @property
     def lateness(self) -> timedelta | None:

@@ -27,6 +27,7 @@ from delaylevel.model.envelope import (
     CANCEL,
     COMPRESSION,
     DUE,
+    DUE_DIGITS,
     EXPIRES,
     ID,
     PREFIX,
@@ -61,8 +62,6 @@ pack_head = _HEAD.pack
 _POSITION_ID = re.compile(
     r"([^\n]+):(0|[1-9][0-9]{0,8}):(0|[1-9][0-9]{0,7}):(-1|0|[1-9][0-9]{0,3})"
 )
-#: Number of digits of every due time from 2001 to 2286.
-_DUE_DIGITS = 13
 #: Expiry of a message that never expires.
 _NEVER = str(NEVER_MS)
 #: Number of kinds of messages that a recorder remembers.
@@ -327,7 +326,7 @@ def _id_key(target: str, source: str, suffix: str) -> str:
 
 def _is_time(text: str) -> bool:
     """Return True if a time is spelled as nearly every one is."""
-    return len(text) == _DUE_DIGITS and text.isdecimal() and text.isascii() and text[0] != "0"
+    return len(text) == DUE_DIGITS and text.isdecimal() and text.isascii() and text[0] != "0"
 
 
 class _Kind(NamedTuple):
@@ -410,7 +409,7 @@ class Recorder:
         kind = self._kinds.get((target, schema, compression))
         if (
             kind is None
-            or len(due) != _DUE_DIGITS
+            or len(due) != DUE_DIGITS
             or not (due.isdecimal() and due.isascii())
             or due[0] == "0"
             or (expires is not None and expires != _NEVER and not _is_time(expires))

@@ -124,6 +124,11 @@ def duration_ms(value: timedelta) -> int:
     return -((-micros) // 1000)
 
 
+def instant(ms: int) -> datetime:
+    """Return milliseconds since the epoch as an aware datetime, UTC."""
+    return _EPOCH + timedelta(milliseconds=ms)
+
+
 def instant_ms(value: datetime) -> int:
     """Return an aware datetime as milliseconds since the epoch, rounded up."""
     if value.tzinfo is None or value.utcoffset() is None:

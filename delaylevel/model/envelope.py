@@ -47,8 +47,8 @@ SCHEMA_TYPES = frozenset(("STRING", *_NUMBERS, "JSON", "AVRO", "PROTOBUF", "PROT
 #: The client's names of compression types, as :data:`COMPRESSION` carries them.
 COMPRESSIONS = frozenset(("LZ4", "ZLib", "ZSTD", "SNAPPY"))
 
-# Due times from 2001 to 2286, in ms.
-_DUE_DIGITS = 13
+#: Number of digits of every due time from 2001 to 2286, in ms.
+DUE_DIGITS = 13
 
 # Longer IDs would cost more at every hop than the messages that they identify.
 LONGEST_ID = 512
@@ -273,7 +273,7 @@ def _recurring(
 
 def _due_ms(properties: Mapping[str, str]) -> int:
     text = properties.get(DUE)
-    if text is not None and len(text) == _DUE_DIGITS and text.isascii() and text.isdigit():
+    if text is not None and len(text) == DUE_DIGITS and text.isascii() and text.isdigit():
         return int(text)  # nearly every message, at every hop
     return _time_ms(DUE, text)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 
 from delaylevel.errors import InvalidInputError
 
+from .clock import instant
+
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|m|h|d|w))")
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 _DECIMALS = re.compile(r"(?<=:\d\d)[.,](\d+)")
@@ -54,7 +55,7 @@ def exact_duration(ms: int) -> str:
 def format_instant(ms: int) -> str:
     """Write an instant as ISO-8601 in UTC with milliseconds, e.g. ``2026-03-01T09:00:00.000Z``."""
     try:
-        moment = _EPOCH + timedelta(milliseconds=ms)
+        moment = instant(ms)
     except OverflowError:  # beyond the year 9999
         return f"{ms} ms"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.model.clock import SystemClock, duration_ms
+from delaylevel.model.clock import SystemClock, duration_ms, instant
 
 
 def check_duration(delta: timedelta) -> None:
@@ -49,7 +49,7 @@ class ManualClock:
 
     def now(self) -> datetime:
         """Return the time as an aware datetime in UTC."""
-        return datetime.fromtimestamp(self._now_ms / 1000, timezone.utc)
+        return instant(self._now_ms)
 
     def advance(self, delta: timedelta) -> None:
         """Move the clock forward.

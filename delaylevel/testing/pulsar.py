@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from delaylevel.dispatcher.journal.records import pack_message
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.record import identity
 from delaylevel.errors import EnvelopeError, InvalidInputError
-from delaylevel.model.clock import Clock, duration_ms, earliest
+from delaylevel.model.clock import Clock, duration_ms, earliest, instant
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.envelope import CANCEL, Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
@@ -709,7 +709,7 @@ def _is_done(journal: JournalState, envelope: Envelope, key: str) -> bool:
 
 def _topic_message(partition: Partition, message: StoredMessage, at_ms: int) -> TopicMessage:
     return TopicMessage(
-        datetime.fromtimestamp(at_ms / 1000, timezone.utc),
+        instant(at_ms),
         message.value,
         message.key,
         dict(message.properties),

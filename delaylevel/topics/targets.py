@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Collection
 
 from delaylevel.cluster.port import PartitionStats, TopicAdmin, TopicPolicies
-from delaylevel.cluster.rules import Problem
+from delaylevel.cluster.rules import NO_TOPIC_POLICIES, Problem
 from delaylevel.cluster.targets.receivers import has_receivers, topic_stats
 from delaylevel.errors import AdminError, ConflictError, LevelTopicError
 from delaylevel.model.formatting import shell
@@ -57,7 +57,7 @@ def keep(admin: TopicAdmin, topic: TopicName) -> None:
     try:
         admin.set_topic_policies(topic, TopicPolicies(delete_while_inactive=False))
     except AdminError as error:
-        if error.status != 405:
+        if error.status != NO_TOPIC_POLICIES:
             raise
         raise LevelTopicError(
             f"{topic.short} cannot be kept, because this broker has no policies for single topics: "
