@@ -75,9 +75,12 @@ _Key = tuple[str, "str | None", int]
 _BATCHES = (BULK_SETTINGS, UNBATCHED_SETTINGS, SINGLE_SETTINGS)
 _ALONE, _SINGLE = 1, 2
 
-#: The reason for messages of a batch that is too large as a whole. If they are sent again, to the
-#: same producers, each is alone.
+#: The reason for messages of a batch that is too large as a whole. If this process sends them
+#: again, each is alone.
 BATCH_TOO_LARGE = "a batch is too large"
+# Topics that have refused such a batch. A host that fails opens other producers, which would make
+# the same batch again.
+_without_batches: set[str] = set()
 
 
 class OwnProducers(ProducerPool[_Key, Item]):
@@ -94,7 +97,6 @@ class OwnProducers(ProducerPool[_Key, Item]):
         super().__init__(loop)
         self._client = client
         self._dead_letters = dead_letters
-        self._without_batches: set[str] = set()  # topics
         # Dead letters in a smaller form: their properties at first, and further forms.
         self._cuts: dict[Sent[Item], tuple[dict[str, str], Iterator[_Form]]] = {}
 
@@ -112,7 +114,7 @@ class OwnProducers(ProducerPool[_Key, Item]):
             The reason if it was not sent; otherwise None.
         """
         properties = sent.properties
-        alone = needs_own_batch(sent.payload, properties) or topic in self._without_batches
+        alone = needs_own_batch(sent.payload, properties) or topic in _without_batches
         key = topic, env.compression_of(properties), alone
         producer = self.producer(key)
         if not producer.state.is_open and (reason := producer.opener.pause_reason) is not None:
@@ -155,7 +157,7 @@ class OwnProducers(ProducerPool[_Key, Item]):
             pass
         elif sent.outcome.count > 1:
             # The messages behind it may be stored already: the host decides on the order.
-            self._without_batches.add(topic)
+            _without_batches.add(topic)
             settled = settled._replace(reason=BATCH_TOO_LARGE)
         elif topic == self._dead_letters:
             whole, forms = cut or (sent.properties, smaller_forms(sent.properties))

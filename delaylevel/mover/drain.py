@@ -12,7 +12,7 @@ from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_unacknowledged
 from delaylevel.cluster.targets.pool import TargetClients
-from delaylevel.errors import LevelTopicError
+from delaylevel.errors import BatchTooLargeError, LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription, Role
@@ -115,12 +115,15 @@ def drain(
                 moved = True
                 stored_s = time.monotonic()
                 messages = read_unacknowledged(client, admin, source, at[source.topic], end)
-                for count, message in enumerate(messages, 1):
-                    forwarder.forward(source, message, clock.now_ms())
-                    if count % _FLUSH_EVERY == 0:
-                        total.add(forwarder.flush())
-                total.add(forwarder.flush())
-                lock.acknowledge(source, end)
+                try:
+                    for count, message in enumerate(messages, 1):
+                        forwarder.forward(source, message, clock.now_ms())
+                        if count % _FLUSH_EVERY == 0:
+                            total.add(forwarder.flush())
+                    total.add(forwarder.flush())
+                    lock.acknowledge(source, end)
+                except BatchTooLargeError:
+                    continue  # they are read again in the next pass, and each is alone
                 at[source.topic] = end
                 progress(total.total)
             if not moved:

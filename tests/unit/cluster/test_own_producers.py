@@ -10,8 +10,14 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.own_producers import DeadLetterTopic, OwnProducers, smaller_forms
-from delaylevel.cluster.threads import HostLoop
+from delaylevel.cluster.own_producers import (
+    BATCH_TOO_LARGE,
+    DeadLetterTopic,
+    OwnProducers,
+    smaller_forms,
+)
+from delaylevel.cluster.targets.send_state import EntryOutcomes
+from delaylevel.cluster.threads import HostLoop, at_once
 from delaylevel.errors import BrokerError
 from delaylevel.model.envelope import COMPRESSION, DUE, ID, REASON, SOURCE, TARGET, UNREADABLE
 from delaylevel.model.message import RAW_KEY, ParkedMessage
@@ -163,3 +169,29 @@ def test_a_topic_that_refuses_its_producer_takes_nothing_until_it_is_tried_again
     assert own.send("third", TOPIC, message(b""), {}) is None
     jobs.pop()()
     assert [each.item.item for each in own.poll()] == ["third"]
+
+
+def test_a_batch_that_is_too_large_is_not_made_again_by_other_producers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A mover that fails closes its producers, and the next one opens others."""
+    client, topic = FakeClient(), TOPIC.replace("DLQ", "window")
+    client.outcomes[topic] = pulsar.Result.MessageTooBig
+    alone = EntryOutcomes.alone
+
+    def entry(self: EntryOutcomes) -> Any:
+        outcome, callback = alone(self)
+        outcome.count = 2 if client[topic].settings["batching_enabled"] else 1
+        return outcome, callback
+
+    monkeypatch.setattr(EntryOutcomes, "alone", entry)
+    reasons, batched = [], []
+    for _ in range(2):
+        own: OwnProducers[None] = OwnProducers(client, TOPIC, HostLoop(at_once))
+        for body in (b"a", b"b"):
+            own.send(None, topic, message(body), OWN)
+        reasons.append({settled.reason for settled in own.poll()})
+        batched.append(client[topic].settings["batching_enabled"])
+        own.close()
+    assert batched == [True, False]
+    assert reasons == [{BATCH_TOO_LARGE}, {"MessageTooBig"}]
