@@ -182,10 +182,11 @@ class PauseGate:
         size = len(batch)
         if self.is_paused(key.topic):
             return np.arange(size)
-        spread = self._spread(key)
-        if spread is not None:
+        spread, waiting = self._spread(key), self._waiting(paused_key(key))
+        # By a clock that is behind, it has not begun: only what has waited may wait on.
+        if spread is not None and (waiting or spread.begin_ms <= self._clock.now_ms()):
             return np.flatnonzero(batch.due_ms < spread.begin_ms)
-        return np.arange(size if self._waiting(paused_key(key)) else 0)
+        return np.arange(size if waiting else 0)
 
     def rests(self, key: TargetKey) -> bool:
         """Return True if no message of a queue may leave now, whatever its target does."""

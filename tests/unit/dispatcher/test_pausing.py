@@ -88,6 +88,22 @@ def test_a_spread_is_even_by_a_clock_that_is_behind(run: Simulation) -> None:
     assert all(7 <= by_second[second] <= 13 for second in range(10)), by_second
 
 
+def test_a_spread_by_a_clock_that_is_far_ahead_delays_nothing_later(run: Simulation) -> None:
+    put(run)
+    run_for(run, 1)
+    run.pause()
+    waits = put(run)
+    run_for(run, 1)
+    pauses = run.description.pauses.resume(ALL, run.clock.now_ms() + 30_000, 10_000)
+    run.description = replace(run.description, pauses=pauses)
+    run_for(run, 1)
+    assert waits in run.sent_ms
+    due_ms = run.clock.now_ms() + 25_000
+    later = put(run, due_in_ms=25_000)
+    run_for(run, 26)
+    assert run.sent_ms[later] - due_ms < 150
+
+
 @pytest.mark.parametrize("partitions", [0, 1])
 def test_a_spread_keeps_the_order_after_a_takeover(partitions: int, tmp_path: Path) -> None:
     run = Simulation(True, tmp_path, partitions)
