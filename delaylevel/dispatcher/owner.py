@@ -328,6 +328,8 @@ class PartitionOwner:
         start = host.admin.mark_delete_position(name, SUBSCRIPTION).next_entry
         low_watermark = self._queue.state.low_watermark
         if low_watermark:
+            # The journal has it before the source is acknowledged: the last owner may have ended
+            # in between.
             start = max(start, entry_of(low_watermark))
         last_stored = partial(host.admin.last_message_id, name)
         record = recorder_of(host.descriptions, self.topic, last_stored, host.now_s)
@@ -543,6 +545,7 @@ class PartitionOwner:
             self.stats.set(state=self._disk_state or "releasing")
 
     def _offer(self, batch: FetchedBatch) -> None:
+        # At a takeover, there are many at once: they take turns with owners that publish.
         with contextlib.nullcontext() if self.caught_up else TURNS.take(self.partition):
             new, copies = self._queue.offer(batch)
         self.stats.add(arrived=new + copies, duplicates=copies)
@@ -592,6 +595,7 @@ class PartitionOwner:
         """Acknowledge up to the low watermark, and do all that is due from time to time."""
         self._publisher.flights.write_commits()
         self.desk.tidy_up()
+        # After those, which release messages, so that the low watermark passes them.
         self._checkpoints.make()
         if self.caught_up:
             # Until then, producers keep the names that an earlier owner may try to use again: what

@@ -160,6 +160,7 @@ class Journal:
         if last is None:
             return
         if mark.next_entry > last:
+            # All is acknowledged, and the claim has to name the entry before it all the same.
             self._order.last = last.entry_start
             return
         for data, publish_ms in self._read_range(mark, last):
@@ -206,6 +207,7 @@ class Journal:
         self._write(
             self._producer.send_async, stamped(self._owner, number, encode(record)), answered
         )
+        # Only now: behind a number that was never sent, no record would count.
         self._written = number
         return number
 

@@ -654,6 +654,7 @@ class Flights:
         for counter, key in flight.counted:
             self._host.stats.set_aside(counter, key)
         now_ms = self._clock.now_ms()
+        # What is set aside is released now: its copy was confirmed after the other messages.
         if flight.refused or not flight.confirmed_ms:
             flight.confirmed_ms = now_ms
         self._gather(_COMMIT_S - (now_ms - flight.confirmed_ms) / 1000)

@@ -184,6 +184,7 @@ class BatchPublisher:
             if key.partition == PAUSED_PARTITION:
                 self._end_pause(key)
                 continue
+            # Asked again for each batch, because the one before may have filled the target.
             while waiting.count(key) and self._takes(key):
                 part = self._queue.advance_waiting(key, _BATCH)
                 if part is None:
@@ -201,6 +202,7 @@ class BatchPublisher:
         while left > 0 and waiting.count(key) and not self._is_stopped:
             before = waiting.count(key)
             part = self._queue.advance_waiting(key, min(left, _BATCH))
+            # Cancelled ones have left the queue, too: the others are not to come faster for that.
             left -= before - waiting.count(key)
             if part is not None:
                 self._place(part, key._replace(partition=-1), waited=True)
@@ -281,6 +283,7 @@ class BatchPublisher:
             reasons = dict.fromkeys(everything, refusal)
         else:
             reasons = dict.fromkeys(self._queue.refused_earlier(batch), _REFUSED_EARLIER)
+        # What has expired is not held, whatever its target would have said.
         return reasons | self.flights.expired(batch)
 
     def _split(self, batch: DueBatch, first: list[int]) -> tuple[DueBatch, DueBatch | None]:
