@@ -132,8 +132,9 @@ class JobMovers:
 
     def lag_ms(self) -> int | None:
         """Return how long the oldest ready message has been waiting, ms; None if unknown."""
-        found = self.members.read_all(self.descriptions, _LOG_EVERY_S)
-        return None if found is None else max(each.behind_ms for each in found.values())
+        found = self.members.read_all(self.descriptions, _LOG_EVERY_S).values()
+        behind_ms = [each.behind_ms for each in found if each is not None]
+        return max(behind_ms) if len(behind_ms) == len(found) else None
 
 
 #: The name of the observation that collects the reports of a batch's tasks.

@@ -15,7 +15,7 @@ from typing import Any
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats, TopicAdmin
 from delaylevel.cluster.threads import in_background, in_parallel
-from delaylevel.errors import DelayLevelError, NotFoundError
+from delaylevel.errors import BrokerUnreachableError, DelayLevelError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import (
@@ -329,6 +329,9 @@ def reported(
 #: Time for which statistics of the broker are used again, in s.
 _FRESH_S = 10.0
 
+#: What a request for a status led to.
+_Answer = LevelTopicStatus | DelayLevelError
+
 
 class StatusCache:
     """The status of level topics, at most some seconds old."""
@@ -336,33 +339,28 @@ class StatusCache:
     def __init__(self, read: Callable[[LevelTopicDescription], LevelTopicStatus]) -> None:
         self._read = read
         self._requesting = threading.Lock()
-        self._found: dict[str, tuple[float, LevelTopicStatus | None]] = {}  # with its time, in s
+        self._found: dict[str, tuple[float, _Answer]] = {}  # with its time, in s
         self._awaited: set[str] = set()
 
     def read(
         self, description: LevelTopicDescription, fresh_s: float = _FRESH_S
     ) -> LevelTopicStatus | None:
         """Return the status of a level topic; None if the broker does not report it."""
-        with self._requesting:
-            found = self._fresh(description, fresh_s)
-            if found is None:
-                try:
-                    found = time.monotonic(), self._read(description)
-                except DelayLevelError:
-                    found = time.monotonic(), None
-                self._found[description.topic] = found
-            return found[1]
+        return _known(self._answer(description, fresh_s))
 
     def read_all(
         self, descriptions: Iterable[LevelTopicDescription], fresh_s: float = _FRESH_S
-    ) -> dict[str, LevelTopicStatus] | None:
-        """Return the status of level topics by name; None if the broker does not report them."""
-        found = {}
+    ) -> dict[str, LevelTopicStatus | None]:
+        """Return the status of level topics by name; None for those not reported.
+
+        If no broker answers, the wait for one level topic is enough.
+        """
+        found: dict[str, LevelTopicStatus | None] = {}
+        silent = False
         for description in descriptions:
-            at = self.read(description, fresh_s)
-            if at is None:
-                return None
-            found[description.topic] = at
+            answer = None if silent else self._answer(description, fresh_s)
+            silent |= isinstance(answer, BrokerUnreachableError) and not answer.address
+            found[description.topic] = _known(answer)
         return found
 
     def latest(self, description: LevelTopicDescription, fresh_s: float) -> LevelTopicStatus | None:
@@ -378,27 +376,43 @@ class StatusCache:
                     self._awaited.discard(topic)
 
             in_background(look)
-        return self._found.get(topic, (0.0, None))[1]
+        return _known(self._found.get(topic, (0.0, None))[1])
+
+    def _answer(self, description: LevelTopicDescription, fresh_s: float) -> _Answer:
+        with self._requesting:
+            found = self._fresh(description, fresh_s)
+            if found is None:
+                answer: _Answer
+                try:
+                    answer = self._read(description)
+                except DelayLevelError as error:
+                    answer = error
+                found = self._found[description.topic] = time.monotonic(), answer
+            return found[1]
 
     def _fresh(
         self, description: LevelTopicDescription, fresh_s: float
-    ) -> tuple[float, LevelTopicStatus | None] | None:
+    ) -> tuple[float, _Answer] | None:
         found = self._found.get(description.topic)
         return found if found and time.monotonic() - found[0] <= fresh_s else None
 
 
-def backlog_series(part: str, found: Mapping[str, LevelTopicStatus] | None) -> Iterator[Any]:
+def _known(answer: _Answer | None) -> LevelTopicStatus | None:
+    return None if isinstance(answer, DelayLevelError) else answer
+
+
+def backlog_series(part: str, found: Mapping[str, LevelTopicStatus | None]) -> Iterator[Any]:
     """Yield the series of what waits, as ``prometheus_client`` expects.
 
     Args:
-        found: by level topic; None if the broker does not report them.
+        found: by level topic; None for those that the broker does not report.
     """
     from prometheus_client import core
 
     yield core.GaugeMetricFamily(
         f"delaylevel_{part}_broker_answers",
-        "1 if the broker reported the state of the level topics, 0 if not.",
-        value=0 if found is None else 1,
+        "1 if the broker reported the state of every level topic, 0 if not.",
+        value=int(None not in found.values()),
     )
 
     def gauge(name: str, text: str, *labels: str) -> Any:
@@ -411,7 +425,9 @@ def backlog_series(part: str, found: Mapping[str, LevelTopicStatus] | None) -> I
     dead = gauge("dead_letter_entries", "Entries that could not be understood.")
     parked = gauge("parked_entries", "Entries that wait in a level.", "level")
     window = gauge("window_entries", "Entries of the window topic that are not all released.")
-    for topic, item in (found or {}).items():
+    for topic, item in found.items():
+        if item is None:
+            continue
         lag.add_metric((topic,), item.behind_ms / 1000)
         held.add_metric((topic,), item.held_entries)
         dead.add_metric((topic,), item.dead_letter_entries)

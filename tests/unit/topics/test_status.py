@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
-from delaylevel.errors import LevelTopicError, NotFoundError
+from delaylevel.errors import (
+    BrokerUnreachableError,
+    DelayLevelError,
+    LevelTopicError,
+    NotFoundError,
+    PermissionDeniedError,
+)
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
     FinalWindow,
@@ -258,6 +264,32 @@ def test_status_and_metrics_agree(
     }
 
 
+def test_a_level_topic_without_statistics_hides_no_other() -> None:
+    named = [describe(topic=f"{name}-delay-level") for name in "abc"]
+    requests = list[str]()
+
+    def series(error: DelayLevelError) -> dict[str, list[str]]:
+        requests.clear()
+
+        def read(description: LevelTopicDescription) -> LevelTopicStatus:
+            requests.append(description.topic)
+            if description is named[1]:
+                raise error
+            return LevelTopicStatus(description, 0, ())
+
+        families = backlog_series("mover", StatusCache(read).read_all(named))
+        values = {each.name: each.samples for each in families}
+        (answers,) = values["delaylevel_mover_broker_answers"]
+        assert answers.value == 0
+        return [sample.labels["level_topic"] for sample in values["delaylevel_mover_lag_seconds"]]
+
+    a, b, c = (each.topic for each in named)
+    assert series(PermissionDeniedError("no", status=403)) == [a, c]
+    assert series(BrokerUnreachableError("away", address="broker-2:8080")) == [a, c]
+    assert series(BrokerUnreachableError("away")) == [a]
+    assert requests == [a, b], "it waits for silent brokers once"
+
+
 def test_a_missing_topic_has_partitions_without_statistics(
     memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
@@ -335,5 +367,5 @@ def test_a_status_is_requested_again_when_it_is_old(
     cache = StatusCache(read)
     for at_s in (50.0, 60.0, 61.0, 70.0, 72.0, 75.0):
         now_s[0] = at_s
-        assert (cache.read_all([parked]) is None) == (at_s > 71)
+        assert (cache.read(parked) is None) == (at_s > 71)
     assert requests == [50.0, 61.0, 72.0], "a failure counts for as long"
