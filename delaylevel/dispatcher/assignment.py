@@ -169,6 +169,10 @@ class Membership:
                 self.close()
                 raise
         members = self._read_members()  # one that was away before may have come back
+        if self.name not in members:
+            # The reader may be one of an earlier client, whose hosts are all away: see
+            # `FailoverClient`. Others must see this dispatcher and its guarantee: it enters again.
+            self.close()
         try:
             rows = window_stats(self._admin, self._description)
         except BrokerUnreachableError:

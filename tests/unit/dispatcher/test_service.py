@@ -200,6 +200,20 @@ def test_dispatchers_of_one_level_topic_have_one_delivery_guarantee(
     assert other.read_group().members == ("c",), "it serves once they have stopped"
 
 
+def test_a_dispatcher_whose_reader_is_lost_enters_its_group_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = Broker(monkeypatch)
+    first, other = broker.join("a"), broker.join("b", Delivery.EFFECTIVELY_ONCE)
+    assert first.read_group().members == ("a",)
+    broker.readers.clear()
+    assert not first.is_still(("a",))
+    first.read_group()
+    assert first.read_group().members == ("a",)
+    with pytest.raises(LevelTopicError, match="dispatcher a serves"):
+        other.read_group()
+
+
 @pytest.mark.parametrize(("dead", "acquired"), [((), [1, 2]), ((1,), [2]), ((0, 1), [2])])
 def test_partitions_of_a_dead_broker_are_not_acquired_and_the_others_are(
     monkeypatch: pytest.MonkeyPatch, dead: tuple[int, ...], acquired: list[int]
