@@ -458,10 +458,10 @@ class DelayQueue:
         segments: PendingSegments,
         *,
         clock: Clock,
-        overflow: Callable[[], PendingSegments] | None = None,
-        attribute: str | None = None,
-        releases: RecentReleases | None = None,
-        grace_ms: int = 60_000,
+        overflow: Callable[[], PendingSegments],
+        attribute: str,
+        releases: RecentReleases,
+        grace_ms: int,
     ) -> None:
         """Create a queue without pending messages.
 
@@ -470,7 +470,7 @@ class DelayQueue:
                 intents in it have to be resolved.
             segments: empty segments, owned by the queue from now on.
             overflow: function that returns further empty segments, for the due messages of a target
-                that takes them slowly; None to keep these in memory.
+                that takes them slowly.
             attribute: as for `PendingIndex`.
             grace_ms: time after its due time until which the message of a cancellation is waited
                 for, ms.
@@ -479,13 +479,10 @@ class DelayQueue:
         self.pending = PendingIndex(segments, attribute)
         self.open = OpenMessages(state.low_watermark)
         self._launched = 0  # messages of the batches in `open.launched`
-        self._clock = clock
         self._numbers = itertools.count(state.next_number)
-        self.waiting = WaitingQueues(
-            clock, None if overflow is None else lambda: PendingIndex(overflow(), attribute)
-        )
+        self.waiting = WaitingQueues(clock, lambda: PendingIndex(overflow(), attribute))
         self.unresolved = UnresolvedIntents(state)
-        self._releases = releases or RecentReleases()
+        self._releases = releases
         self.cancelling = Cancellations(
             state,
             self.pending,
@@ -610,16 +607,14 @@ class DelayQueue:
         self.state.apply(intent)
         return intent
 
-    def commit(
-        self, number: int, held: npt.ArrayLike = (), at_ms: int | None = None
-    ) -> Released | Commit:
+    def commit(self, number: int, held: npt.ArrayLike, at_ms: int) -> Released | Commit:
         """Release a launched batch whose messages are all confirmed; return the record of that.
 
         Batches may be committed in any order.
 
         Args:
             held: packed positions of the messages that were set aside and may come back.
-            at_ms: time of the release, ms since the epoch; now if None.
+            at_ms: time of the release, ms since the epoch.
         """
         batch, ids = self.open.launched[number]
         held_positions = np.asarray(held, dtype=np.int64)
@@ -629,11 +624,11 @@ class DelayQueue:
         self._release(record, [number], batch.positions, ids, at_ms)
         return record
 
-    def commit_all(self, numbers: Sequence[int], at_ms: int | Int64s | None = None) -> Released:
+    def commit_all(self, numbers: Sequence[int], at_ms: Int64s) -> Released:
         """Release launched batches without sequence IDs, none of whose messages may come back.
 
-        The record is one for all of them, and costs as much as a message. There may be a time for
-        each message. Otherwise as `commit`.
+        The record is one for all of them, and costs as much as a message. There is a time for each
+        message. Otherwise as `commit`.
         """
         batches, columns = zip(*map(self.open.launched.__getitem__, numbers), strict=True)
         positions = np.concatenate([batch.positions for batch in batches])
@@ -739,10 +734,10 @@ class DelayQueue:
         numbers: Iterable[int],
         positions: Int64s,
         ids: IdColumns,
-        at_ms: int | Int64s | None,
+        at_ms: int | Int64s,
     ) -> None:
         self.state.apply(record)
-        self._releases.add(ids, self._clock.now_ms() if at_ms is None else at_ms)
+        self._releases.add(ids, at_ms)
         for number in numbers:
             batch, _ = self.open.launched.pop(number)
             self._launched -= len(batch)

@@ -38,7 +38,7 @@ from delaylevel.dispatcher.record import Columns, attributes, joined
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock
-from delaylevel.model.level_topic import SIZE_ATTRIBUTE, named_in
+from delaylevel.model.level_topic import named_in
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.rows import Int64s, Rows
 from delaylevel.structures.segments.file import Columns as SegmentColumns
@@ -82,7 +82,7 @@ class QueueView(FrozenRows):
 
     def __init__(self, delay_queue: DelayQueue, wanted: Range) -> None:
         super().__init__(wanted, partial(TURNS.take, _QUERYING))
-        self.attribute = delay_queue.pending.attribute or SIZE_ATTRIBUTE
+        self.attribute = delay_queue.pending.attribute
         self.read_to = delay_queue.open.last_offered
         self.cancelled = delay_queue.cancelling.cancelled
         self.cancellations = delay_queue.cancelling.waiting

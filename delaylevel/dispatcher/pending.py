@@ -52,12 +52,11 @@ class PendingIndex:
         last_due_ms: highest due time so far, ms since the epoch.
     """
 
-    def __init__(self, segments: PendingSegments, attribute: str | None = None) -> None:
+    def __init__(self, segments: PendingSegments, attribute: str) -> None:
         """Create an index without records.
 
         Args:
-            attribute: attribute of the messages for queries; None for the sizes of the stored
-                records.
+            attribute: attribute of the messages for queries.
         """
         if len(segments):
             raise InvalidInputError("the segments must be empty")
@@ -94,7 +93,7 @@ class PendingIndex:
         Raises:
             SpillWriteError: the disk is full or fails, and the memory budget is used up.
         """
-        attribute = None if self.attribute is None else attributes(self.attribute, records)
+        attribute = attributes(self.attribute, records)
         payloads = [
             each[STORED] if len(each) == PACKED_FIELDS else packed(each) for each in records
         ]
@@ -147,10 +146,10 @@ class WaitingQueues:
     has messages.
 
     Args:
-        overflow: function that returns an empty index; None to keep everything in memory.
+        overflow: function that returns an empty index, for what memory has no room for.
     """
 
-    def __init__(self, clock: Clock, overflow: Callable[[], PendingIndex] | None) -> None:
+    def __init__(self, clock: Clock, overflow: Callable[[], PendingIndex]) -> None:
         self._clock = clock
         self._overflow = overflow
         self._queues: dict[TargetKey, _Queue] = {}
@@ -210,14 +209,13 @@ class WaitingQueues:
         """Add messages that are not launched; a SpillError means that none of them is added."""
         each = self._queues.get(target) or _Queue()
         # What has found the disk full is little: nothing else is taken meanwhile.
-        in_memory = self._overflow is None or target.partition == DISK_FULL_PARTITION
+        in_memory = target.partition == DISK_FULL_PARTITION
         full = each.count >= _IN_MEMORY or each.size >= _BYTES_IN_MEMORY
         if in_memory or not (full or each.rest):
             each.batches.append((batch.due_ms, batch.positions, batch.records))
             each.count += len(batch)
             each.size += sum(map(_size, batch.records))
         else:
-            assert self._overflow is not None
             each.rest = each.rest if each.rest is not None else self._overflow()
             rows: Rows = np.array([batch.due_ms, *unpack(batch.positions)], dtype=np.int64)
             each.rest.put(rows, batch.records)

@@ -141,8 +141,8 @@ class PartitionProducer:
         check: Callable[[], None] | None,
         opened: Callable[[Any], None],
         *,
-        closed: bool = False,
-        waits: bool = True,
+        closed: bool,
+        waits: bool,
     ) -> None:
         self._topic = topic
         self._settings = dict(settings)

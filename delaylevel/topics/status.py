@@ -451,19 +451,17 @@ def lag_check(
     return ProbeCheck(name, at.behind_ms < lead_ms, text)
 
 
-def refused_checks(
-    refused: Mapping[str, str], named: Collection[str] | None = None
-) -> list[ProbeCheck]:
+def refused_checks(refused: Mapping[str, str], named: Collection[str]) -> list[ProbeCheck]:
     """Return a condition for each level topic that cannot be served, with its reason.
 
     Args:
-        named: those that the process was told to serve; None for all. The others were found in a
-            namespace, where anybody may create one: they do not end the readiness for the rest.
+        named: those that the process was told to serve. The others were found in a namespace,
+            where anybody may create one: they do not end the readiness for the rest.
     """
     return [
         ProbeCheck(
             f"level topic {name}",
-            named is not None and name not in named,
+            name not in named,
             f"it is not served: {text}",
         )
         for name, text in refused.items()

@@ -72,9 +72,9 @@ class WebApplication:
         metrics: Callable[[str], LiveAnswer],
         reporters: Sequence[Reporter],
         address: str,
-        token: str = "",
-        actions: Actions | None = None,
-        action_token: str = "",
+        token: str,
+        actions: Actions | None,
+        action_token: str,
     ) -> None:
         self._reporters = reporters
         self._local = is_loopback(address)

@@ -87,7 +87,7 @@ class HttpServer:
     """
 
     def __init__(
-        self, application: Application, address: str, port: int, probes: Collection[str] = ()
+        self, application: Application, address: str, port: int, probes: Collection[str]
     ) -> None:
         self._application = application
         self._listening = _listen(address, port)

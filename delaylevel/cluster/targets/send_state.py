@@ -311,7 +311,7 @@ class SendState(Generic[Item]):
         else:
             self.unverified += items
 
-    def confirmed_apart(self, items: Collection[Sent[Item]], verified: bool = True) -> None:
+    def confirmed_apart(self, items: Collection[Sent[Item]], verified: bool) -> None:
         """Process confirmations of messages in flight that are behind others without an answer."""
         apart = set(map(id, items))
         rest = [each for each in self.in_flight if id(each) not in apart]

@@ -155,7 +155,7 @@ class SpillDirectory:
         bucket_ms: int,
         opener: Callable[[Path], Any],
         budget_bytes: int,
-        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
+        writing: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """Create the directory, or delete the spill files in it.
 
