@@ -535,19 +535,18 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
 
     // -- producers of partitions
 
-    /** Opens the producer of a partition, unless the level topic was deleted. */
+    /** Opens the producer of a partition, unless the level topic was deleted or replaced. */
     private CompletableFuture<Producer<byte[]>> open(String topic, PartitionKey key) {
-        return CompletableFuture.supplyAsync(this::isGone, executor)
-                .completeOnTimeout(false, CHECK_MS, TimeUnit.MILLISECONDS)
-                .thenCompose(gone -> {
-                    if (gone) {
+        return CompletableFuture.supplyAsync(this::end, executor)
+                .completeOnTimeout("", CHECK_MS, TimeUnit.MILLISECONDS)
+                .thenCompose(end -> {
+                    if (!end.isEmpty()) {
                         // A producer would create the partition again without a subscription, and
                         // the broker would delete the messages there.
                         throw new DelayLevelException(
                                 Reason.LEVEL_TOPIC,
-                                "level topic " + levelTopic() + " was deleted: create it again with "
-                                        + "`delaylevel levels create`, then a new producer; the "
-                                        + "message was not sent");
+                                "level topic " + levelTopic() + " was " + end + "; the message was "
+                                        + "not sent");
                     }
                     boolean inWindow = key.level == Routing.WINDOW;
                     ProducerBuilder<byte[]> builder =
@@ -559,14 +558,21 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
                 });
     }
 
-    private boolean isGone() {
+    /** Returns what has become of the level topic, with the remedy; empty if it is still there. */
+    private String end() {
+        Description known = routing.description;
         try {
-            return admin.describe(routing.description.topic()) == null;
+            Description found = admin.describe(known.topic());
+            if (found == null) {
+                return "deleted: create it again with `delaylevel levels create`, then a new "
+                        + "producer";
+            }
+            return known.isSameAs(found) ? "" : "replaced by another one: create a new producer";
         } catch (DelayLevelException error) {
             if (error.reason() == Reason.LEVEL_TOPIC) {
                 throw error;
             }
-            return false; // the admin interface fails; opening the producer tells
+            return ""; // the admin interface fails; opening the producer tells
         }
     }
 
@@ -615,10 +621,10 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
         Description known = routing.description;
         if (found == null) {
             LOG.log(Level.WARNING, "level topic {0} does not exist any more", known.topic());
-        } else if (!routing.isExtendedBy(found)) {
+        } else if (!known.isSameAs(found)) {
             LOG.log(Level.WARNING, "level topic {0} was replaced by another one: create a new "
                     + "producer", known.topic());
-        } else if (!found.levels().equals(known.levels())) {
+        } else if (routing.isExtendedBy(found)) {
             LOG.log(Level.INFO, "level topic {0} was expanded", known.topic());
             routing = new Routing(found, options.maxMessageSize);
         }

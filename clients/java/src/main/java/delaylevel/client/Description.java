@@ -42,6 +42,17 @@ record Description(
         }
     }
 
+    /** Returns true if another description is of this level topic, expanded or before that. */
+    boolean isSameAs(Description other) {
+        boolean sameLevels = levels.equals(other.levels)
+                || former.contains(other.levels)
+                || other.former.contains(levels);
+        return sameLevels
+                && byFunction == other.byFunction
+                && tracker == other.tracker
+                && (!tracker || windowPartitions == other.windowPartitions);
+    }
+
     /**
      * Reads the properties of a level topic; null if they have no description.
      *

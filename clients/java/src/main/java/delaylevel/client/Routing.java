@@ -152,9 +152,6 @@ final class Routing {
 
     /** Returns true if this routing may be replaced by that of another description. */
     boolean isExtendedBy(Description found) {
-        List<Description.Levels> former = found.former();
-        boolean same = found.levels().equals(description.levels());
-        return (same || former.contains(description.levels()))
-                && found.byFunction() == description.byFunction();
+        return description.isSameAs(found) && found.former().contains(description.levels());
     }
 }
