@@ -209,10 +209,10 @@ class UpgradeRequiredError(LevelTopicError):
 
 
 class StillPendingError(LevelTopicError):
-    """A deletion refused because entries are pending; nothing was deleted.
+    """A deletion refused because another number of entries is there; nothing was deleted.
 
     Attributes:
-        entries: number of pending entries.
+        entries: number of pending entries, or of the chosen dead letters.
     """
 
     def __init__(self, message: str, entries: int) -> None:

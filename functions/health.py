@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +51,13 @@ class FunctionStatus:
         instances: the instances by number.
         level: status of its level topic.
         problems: problems with their remedies, a line each.
+        misconfigured: what another deployment would mend, without it; also in ``problems``.
     """
 
     instances: tuple[InstanceStatus, ...]
     level: LevelTopicStatus
     problems: tuple[str, ...]
+    misconfigured: tuple[str, ...] = ()
 
     @property
     def running(self) -> int:
@@ -90,7 +92,8 @@ def status(
             answer, error_text = {}, error.reason
     instances = instances_of(answer, parallelism, error_text)
     level = levelstatus.status(admin, description, now_ms)
-    return FunctionStatus(instances, level, tuple(problems_of(config, instances, level)))
+    problems = tuple(problems_of(config, instances, level))
+    return FunctionStatus(instances, level, problems, tuple(_misconfigured(config, description)))
 
 
 def instances_of(
@@ -136,17 +139,10 @@ def problems_of(
         for line in instance.exceptions[:3]:
             found.append(f"instance {instance.number} failed: {line.splitlines()[-1]}")
     found += level.problems
-    missing = set(source_topics(level.description)) - set(config.get("inputSpecs") or ())
-    if missing:
-        found.append(
-            f"it does not read {', '.join(sorted(missing))}: run `delaylevel mover deploy "
-            f"{shell(topic)}` again"
-        )
-    if config.get("cleanupSubscription", True):
-        found.append(
-            "cleanupSubscription is true: deleting the function would delete the parked messages; "
-            f"run `delaylevel mover deploy {shell(topic)}`, which sets it to false"
-        )
+    found += (
+        f"{line}: run `delaylevel mover deploy {shell(topic)}` again"
+        for line in _misconfigured(config, level.description)
+    )
     version = (config.get("userConfig") or {}).get("version")
     if version != __version__:
         found.append(
@@ -167,6 +163,14 @@ def problems_of(
             f"delivered: `delaylevel dlq list {shell(topic)}` shows them with their reasons"
         )
     return found
+
+
+def _misconfigured(config: Mapping[str, Any], description: LevelTopicDescription) -> Iterator[str]:
+    missing = set(source_topics(description)) - set(config.get("inputSpecs") or ())
+    if missing:
+        yield f"it does not read {', '.join(sorted(missing))}"
+    if config.get("cleanupSubscription", True):
+        yield "its cleanupSubscription is true: deleting it would delete the parked messages"
 
 
 def _why_down(down: list[InstanceStatus], topic: str) -> str:

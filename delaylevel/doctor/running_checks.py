@@ -56,7 +56,7 @@ def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]
     except DelayLevelError as error:
         return [Problem(f"function {function}: {error}", deploy)]
     if all(item.running for item in found.instances):
-        return []
+        return [Problem(f"function {function}: {line}", deploy) for line in found.misconfigured]
     return [
         Problem(
             f"function {function}: {found.problems[0] if found.problems else 'instances are down'}",

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pulsar
@@ -28,6 +29,8 @@ from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.rules import OURS
 from delaylevel.doctor import CHECKS, Finding, State, cluster_checks, examine
 from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
+from delaylevel.functions import health
+from delaylevel.functions.consumer_loop import source_topics
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import (
@@ -472,6 +475,28 @@ def test_a_dispatcher_that_is_effectively_once_needs_deduplication(cluster: Make
         wrong = asked.wrong()
         assert wrong.keys() == ({"deduplication"} if said else set())
         assert said is None or re.search(said, wrong["deduplication"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"cleanupSubscription": True}, "deleting it would delete the parked messages"),
+        ({"inputSpecs": {}}, "does not read .*-held"),
+    ],
+)
+def test_a_running_function_that_others_changed_is_a_problem(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
+) -> None:
+    inputs = {topic: {} for topic in source_topics(FUNCTION)}
+    config = {"inputSpecs": inputs, "cleanupSubscription": False, **changes}
+    instances = [{"instanceId": 0, "status": {"running": True}}]
+    worker = SimpleNamespace(config=lambda _: config, status=lambda _: {"instances": instances})
+    monkeypatch.setattr(health, "FunctionsWorker", lambda _: contextlib.nullcontext(worker))
+    found = cluster(FUNCTION).findings()["mover"]
+    assert found.state is (State.FAILED if words else State.OK)
+    assert re.search(words, found.says)
+    assert found.remedies == ((f"`delaylevel mover deploy {FUNCTION.topic}`",) if words else ())
 
 
 def test_what_cannot_be_known_is_said(cluster: Make) -> None:
