@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="time with faults")
     parser.add_argument("--seed", type=int, default=0, help="seed; 0 for a random one")
     parser.add_argument("--json", type=Path, help="file for the result")
-    parser.add_argument("--topics", default="spark,run,function", help="level topics")
+    parser.add_argument("--topics", default="spark,run,function", help="level topics, of these three")
     parser.add_argument(
         "--delivery",
         choices=["", "at-least-once", "effectively-once"],
@@ -55,6 +55,7 @@ def main() -> int:
         parser.error("no level topic is left")
     try:
         faults = named(tuple(filter(None, given.faults.split(","))))
+        chosen = tuple(stages(names, once))
     except ValueError as error:
         parser.error(str(error))
     folder = Path(tempfile.mkdtemp(prefix="torture-"))
@@ -67,7 +68,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     keep = True
     try:
-        settings = Settings(folder, tuple(stages(names, once)), seed, tokens)
+        settings = Settings(folder, chosen, seed, tokens)
         result = Torture(settings, faults, given.minutes, say).run()
         keep = given.keep or not result.ok
     except KeyboardInterrupt:

@@ -100,6 +100,9 @@ def stages(names: tuple[str, ...], once: bool) -> list[Stage]:
     Args:
         once: True if `dispatcher run` delivers effectively once and `run` at least once; False for
             the other way round.
+
+    Raises:
+        ValueError: a name is unknown.
     """
     first, second = Delivery.EFFECTIVELY_ONCE, Delivery.AT_LEAST_ONCE
     if not once:
@@ -109,6 +112,9 @@ def stages(names: tuple[str, ...], once: bool) -> list[Stage]:
         "run": Stage("run", {}, RUNNERS, second, (0, 2)),
         "function": Stage("function", {}, DISPATCHERS, first, mover=Mover.FUNCTION),
     }
+    unknown = sorted(set(names) - known.keys())
+    if unknown:
+        raise ValueError(f"no level topic has the name {unknown[0]}: take {', '.join(known)}")
     return [known[name] for name in names]
 
 
