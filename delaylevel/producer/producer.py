@@ -27,8 +27,8 @@ from .routing import Route
 from .scheduling import BaseProducer, Scheduling, blocking
 from .setup import ProducerSetup
 
-# Callbacks follow a flush within a moment, if at all.
-_PATIENCE_S = 1.0
+# Callbacks follow a flush within a moment, if at all and if their thread gets a processor.
+_PATIENCE_S = 5.0
 _POLL_S = 0.0005
 
 
@@ -85,11 +85,18 @@ class CallbacklessMessages:
         return self._outcomes() < self.number_sent()
 
     def wait(self, sent: int) -> None:
-        """Wait for the outcomes of some messages, for a limited time; call it after a flush."""
+        """Wait for the outcomes of some messages; call it after a flush.
+
+        An outcome that does not come in time counts as a timeout.
+        """
         # The client takes messages from its queue before it calls back. A flush in that moment
         # finds nothing to wait for.
         deadline = time.monotonic() + _PATIENCE_S
-        while self._outcomes() < sent and time.monotonic() < deadline:
+        while (missing := sent - self._outcomes()) > 0:
+            if time.monotonic() >= deadline:
+                with self._lock:
+                    self._reasons["Timeout"] = self._reasons.get("Timeout", 0) + missing
+                return
             time.sleep(_POLL_S)
 
     def take_error(self) -> UnconfirmedMessagesError | None:

@@ -82,3 +82,16 @@ def test_a_failed_flush_is_raised_and_the_cause_of_the_report(
     with pytest.raises(UnconfirmedMessagesError) as reported:
         door.producer.flush()
     assert isinstance(reported.value.__cause__, pulsar.Timeout)
+
+
+def test_an_outcome_that_does_not_come_is_no_success(
+    door: ThreadDoor, level: OpenedProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaylevel.producer.producer._PATIENCE_S", 0.05)
+    door.producer.send_async(b"parked", None, deliver_after=TWO_DAYS)
+    with monkeypatch.context() as patched:
+        patched.setattr(level, "flush", lambda: None)
+        with pytest.raises(UnconfirmedMessagesError, match=r"1 message .*Timeout: 1"):
+            door.producer.flush()
+    door.producer.flush()
+    assert level.stored == [b"opens", b"parked"]
