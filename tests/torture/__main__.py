@@ -26,7 +26,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="time with faults")
     parser.add_argument("--seed", type=int, default=0, help="seed; 0 for a random one")
     parser.add_argument("--json", type=Path, help="file for the result")
-    parser.add_argument("--topics", default="spark,run,function", help="level topics, of these three")
+    parser.add_argument(
+        "--topics", default="spark,run,function", help="level topics, some of these"
+    )
     parser.add_argument(
         "--delivery",
         choices=["", "at-least-once", "effectively-once"],
