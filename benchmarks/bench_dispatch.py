@@ -24,7 +24,7 @@ and "rate_per_s" the number of messages divided by it.
 
 Examples:
     python benchmarks/bench_dispatch.py --burst --messages 300000 --sides tracker,nats
-    python benchmarks/bench_dispatch.py --rates 100,1000 --seconds 30 --sides tracker,loop,nats
+    python benchmarks/bench_dispatch.py --rates 100,1000 --seconds 40 --sides tracker,loop,nats
     python benchmarks/bench_dispatch.py
     python benchmarks/bench_dispatch.py --messages 1000000 --sides tracker
     python benchmarks/bench_dispatch.py --messages 1000000 --sides "cancellable,half cancelled"
