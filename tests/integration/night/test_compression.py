@@ -23,7 +23,8 @@ def test_every_hop_compresses_as_the_producer_does(world: RealWorld, clock: Any)
     description = world.level_topic(HOURS, final_window=FinalWindow.TRACKER, window_partitions=1)
     client, (orders,) = world.client(clock), description.targets
     # The wrapper would refuse such messages, but producers in other languages may park them.
-    any_size = {"max_message_size": 16 * 1024 * 1024}
+    # They are more than the queue of a producer takes.
+    any_size = {"max_message_size": 16 * 1024 * 1024, "block_if_queue_full": True}
     lz4, zstd = pulsar.CompressionType.LZ4, pulsar.CompressionType.ZSTD
     zipped = client.create_producer(
         orders, enable_delay_level_topic=True, compression_type=lz4, **any_size
