@@ -94,8 +94,7 @@ class CallbacklessMessages:
         deadline = time.monotonic() + _PATIENCE_S
         while (missing := sent - self._outcomes()) > 0:
             if time.monotonic() >= deadline:
-                with self._lock:
-                    self._reasons["Timeout"] = self._reasons.get("Timeout", 0) + missing
+                self._add("Timeout", missing)
                 return
             time.sleep(_POLL_S)
 
@@ -118,10 +117,10 @@ class CallbacklessMessages:
     def _outcomes(self) -> int:
         return _value(self._stored) - 1 + self._failed
 
-    def _add(self, reason: str) -> None:
+    def _add(self, reason: str, count: int = 1) -> None:
         with self._lock:
-            self._reasons[reason] = self._reasons.get(reason, 0) + 1
-            self._failed += 1
+            self._reasons[reason] = self._reasons.get(reason, 0) + count
+            self._failed += count
 
 
 _REMEDIES = {
