@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import click
 
 from delaylevel.broker.distribution import PULSAR_VERSION
 from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, fetch, instances
-from delaylevel.cli.views.live import Starting, status_line
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.errors import AlreadyRunningError
@@ -118,11 +116,9 @@ def start(
         version=version,
     )
     try:
-        with contextlib.ExitStack() as stack:
-            if not instance.status().running:
-                line, what = stack.enter_context(status_line()), f"the broker {name!r}"
-                stack.enter_context(Starting(line, what, lambda: "this takes some seconds", None))
-            status = instance.start()
+        if not instance.status().running:
+            note(f"Starting the broker {name!r}.")
+        status = instance.start()
     except AlreadyRunningError:
         status = instance.status()
         changes = settings is not None or heap_mb is not None

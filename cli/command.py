@@ -18,6 +18,9 @@ from delaylevel.model.level_topic import LevelTopicDescription
 if TYPE_CHECKING:
     from delaylevel.cluster.rest.admin import Admin
 
+#: The format of the log on stderr.
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Command = TypeVar("Command", bound=click.Command)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cli.views.live import StatusLine, status_line
 from delaylevel.cli.views.output import emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.model.formatting import format_duration
@@ -52,13 +50,10 @@ def demo(messages: int, output: str) -> None:
     with tempfile.TemporaryDirectory(prefix="delaylevel-demo-") as folder:
         note("Starting a private Pulsar broker (downloaded with Maven the first time)...")
         where = Path(folder)
-        with (
-            EmbeddedBroker(
-                "demo", directory=where / "broker", follow_parent=True, report=note
-            ) as broker,
-            status_line() as line,
-        ):
-            result = run(broker.connection, where / "window", messages, _shown(line))
+        with EmbeddedBroker(
+            "demo", directory=where / "broker", follow_parent=True, report=note
+        ) as broker:
+            result = run(broker.connection, where / "window", messages, _Shown())
     late = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     view = {
         "sent": len(result.sent),
@@ -77,23 +72,18 @@ def demo(messages: int, output: str) -> None:
         click.get_current_context().exit(1)
 
 
-def _shown(line: StatusLine) -> Callable[[Demonstration], None]:
-    """Return a function that shows progress on a terminal, or else in a line now and then."""
-    next_s, phase = 0.0, ""
+class _Shown:
+    """The progress as lines: at each phase, and now and then."""
 
-    def show(at: Demonstration) -> None:
-        nonlocal next_s, phase
-        if line.live:
-            line.show(_line(at))
-        elif at.phase != phase or at.seconds >= next_s:
-            next_s, phase = at.seconds + _LINE_EVERY_S, at.phase
-            note(_line(at))
+    def __init__(self) -> None:
+        self._next_s = 0.0
+        self._phase = ""
 
-    return show
-
-
-def _line(at: Demonstration) -> str:
-    return (
-        f"{at.seconds:.0f}s {at.phase}: {len(at.sent):,} sent, {at.moved:,} moved, "
-        f"{len(at.seen):,} delivered, median {format_duration(at.late_at(0.5))} late"
-    )
+    def __call__(self, at: Demonstration) -> None:
+        if at.phase == self._phase and at.seconds < self._next_s:
+            return
+        self._next_s, self._phase = at.seconds + _LINE_EVERY_S, at.phase
+        note(
+            f"{at.seconds:.0f}s {at.phase}: {len(at.sent):,} sent, {at.moved:,} moved, "
+            f"{len(at.seen):,} delivered, median {format_duration(at.late_at(0.5))} late"
+        )

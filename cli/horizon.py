@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from delaylevel.cli.views.levels import note_undelivered
-from delaylevel.cli.views.live import progress
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import (
     Column,
@@ -154,9 +153,8 @@ def horizon(settings: Settings, topic: str, exact: bool, target: str | None, out
     business topic or its level topic. Small partitions are counted. Large ones are sampled, and ~
     marks the estimates. Nothing is acknowledged or moved.
     """
-    with progress() as shown, inspector(settings, topic, shown, target=target) as look:
+    with inspector(settings, topic, target=target) as look:
         found = look.horizon(exact=exact)
-        shown.close()
         note_undelivered(look.admin, look.description, topic)
     if output == "json":
         emit_one(horizon_view(found), (), output)

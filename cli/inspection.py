@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from delaylevel.cli.views.levels import note_undelivered
-from delaylevel.cli.views.live import Progress, progress
+from delaylevel.cli.views.live import Progress
 from delaylevel.cli.views.output import note
 from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.errors import InvalidInputError
@@ -26,19 +26,17 @@ from .options import DURATION_MS, TIME
 target_option = click.option("--target", metavar="TOPIC", help="Business topic to match.")
 
 
-def inspector(
-    settings: Settings, topic: str, shown: Progress | None = None, **options: Any
-) -> Inspector:
+def inspector(settings: Settings, topic: str, **options: Any) -> Inspector:
     """Open an inspector of the configured cluster, with the client's log kept off stdout.
 
-    The options are ``target``, ``slack_ms``, ``live`` and ``live_token``, as for ``Inspector``.
+    It shows its progress. The options are ``target``, ``slack_ms``, ``live`` and ``live_token``, as
+    for ``Inspector``.
     """
-    if shown is not None:
-        options |= {"tell": shown.update, "expect": shown.expect}
     connection = settings.connection()
     require_reachable(connection)
     client_options = {"logger": settings.client_logger()}
-    return Inspector.connect(connection, topic, client_options=client_options, **options)
+    options |= {"client_options": client_options, "tell": Progress().update}
+    return Inspector.connect(connection, topic, **options)
 
 
 id_option = click.option("--id", metavar="ID", help="Stable ID (delaylevel.id) to match.")
@@ -91,15 +89,15 @@ def query(
     live: bool = True,
     live_token_file: Path | None = None,
     **conditions: Any,
-) -> Iterator[tuple[Inspector, Selection, Progress]]:
-    """Open an inspector for the values of the selection options, and show its progress."""
+) -> Iterator[tuple[Inspector, Selection]]:
+    """Open an inspector for the values of the selection options."""
     if from_ms is not None and before_ms is not None and before_ms <= from_ms:
         raise InvalidInputError("--to is not after --from: nothing can be due in between")
     selection = Selection(Window(from_ms, before_ms), **conditions)
     token = None if live_token_file is None else live_token_file.read_text("utf-8").strip()
     chosen = {"target": target, "slack_ms": slack_ms, "live": live, "live_token": token}
-    with progress() as shown, inspector(settings, topic, shown, **chosen) as look:
-        yield look, selection, shown
+    with inspector(settings, topic, **chosen) as look:
+        yield look, selection
         refusals = {} if look.live is None else look.live.refusals
         for address, reason in refusals.items():
             where = f"the dispatcher at {address}" if address else "the dispatchers"

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from delaylevel import __version__
-from delaylevel.cli.views import logs
+from delaylevel.cli.views.output import note
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
@@ -22,7 +22,7 @@ from delaylevel.errors import (
     MessageTooLargeError,
 )
 
-from .command import connection_options, examples, settings_of
+from .command import LOG_FORMAT, connection_options, examples, settings_of
 
 # Commands by section of the help. Each has a module of the same name, which is imported on first
 # use, so that `delaylevel broker` never loads Spark.
@@ -148,9 +148,6 @@ class RootGroup(click.Group):
             known = failure is error
             if failure is None or (settings_of(ctx).verbosity > 1 and not known):
                 raise
-            if logs.is_json():
-                logs.tell(failure.format_message(), logging.ERROR)
-                raise click.exceptions.Exit(failure.exit_code) from error
             if known:
                 raise
             raise failure from error
@@ -178,18 +175,11 @@ class RootGroup(click.Group):
     show_default=False,
     help="Log level on stderr: -v info, -vv debug and tracebacks.",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(logs.FORMATS),
-    default="text",
-    envvar="DELAYLEVEL_LOG_FORMAT",
-    help="Format of the log on stderr; json writes one object for each line.",
-)
 @click.version_option(
     __version__, "--version", prog_name="delaylevel", help="Show the version of this program."
 )
 @click.pass_context
-def cli(ctx: click.Context, verbose: int, log_format: str) -> None:
+def cli(ctx: click.Context, verbose: int) -> None:
     """Send long-delayed messages through Apache Pulsar.
 
     A setting comes from its option, then from the environment (DELAYLEVEL_SERVICE_URL,
@@ -202,7 +192,7 @@ def cli(ctx: click.Context, verbose: int, log_format: str) -> None:
     if os.environ.get("NO_COLOR"):
         ctx.color = False
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    logs.configure(log_format, level)
+    logging.basicConfig(format=LOG_FORMAT, level=level)
 
 
 def main() -> None:
@@ -217,9 +207,9 @@ def main() -> None:
     except SystemExit as ended:
         code = ended.code
     except OSError as error:  # a full disk, for example; click ends quietly if a pipe is closed
-        logging.getLogger(logs.PROGRAM).debug("the command failed", exc_info=True)
+        logging.getLogger("delaylevel.cli").debug("the command failed", exc_info=True)
         where = f": {error.filename}" if error.filename else ""
-        logs.tell(f"Error: {error.strerror or error}{where}", logging.ERROR)
+        note(f"Error: {error.strerror or error}{where}")
         code = 1
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import platformdirs
 
-from delaylevel.cli.views.live import Starting, StatusLine
+from delaylevel.cli.views.live import Starting
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.connection.settings import require_reachable
@@ -385,7 +385,6 @@ def run(
         moved += progress.numInputRows - dropped(progress)
 
     with Starting(
-        StatusLine(None),  # the JVM writes its own log to the terminal
         f"Spark job as mover for {', '.join(topics)}",
         lambda: "" if job.wait_ready(0) else job.activity,
         None if settings.once else serving,

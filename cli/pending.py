@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import difflib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -152,16 +152,15 @@ def list_(
     With --id, the exit code is 1 if no pending message matches. With --payload, `delaylevel send
     --jsonl` sends the rows of -o jsonl again, with their IDs, targets and due times.
     """
-    with query(settings, topic, **conditions) as (look, selection, shown):
+    with query(settings, topic, **conditions) as (look, selection):
         # One more than the limit shows that there are more.
         found = look.rows(selection, limit=limit + 1 if limit else None, value=payload)
         views = (row_view(row, payload) for row in found)
         if output == "jsonl":
-            count = _print_lines(views, limit, shown.close)
+            count = _print_lines(views, limit)
         else:
             rows = list(views)
             count = len(rows)
-            shown.close()
             rows = rows[: limit or None]
             if output in ("table", "wide"):
                 rows = [table_view(row, wide=output == "wide") for row in rows]
@@ -173,12 +172,10 @@ def list_(
         click.get_current_context().exit(1)
 
 
-def _print_lines(rows: Iterable[dict[str, Any]], limit: int, before: Callable[[], None]) -> int:
+def _print_lines(rows: Iterable[dict[str, Any]], limit: int) -> int:
     """Print rows while they are read, and return their number: at most one above the limit."""
     number = 0
     for number, row in enumerate(rows, 1):
-        if number == 1:
-            before()
         if limit and number > limit:
             break
         click.echo(json.dumps(row))
@@ -199,7 +196,7 @@ def average(settings: Settings, topic: str, attribute: str, output: str, **condi
     ATTRIBUTE is size (bytes), delay (ms from publishing until due), or a numeric property.
     MESSAGES counts all messages, COUNTED those that have a number.
     """
-    with query(settings, topic, **conditions) as (look, selection, _):
+    with query(settings, topic, **conditions) as (look, selection):
         found = look.average(attribute, selection)
     view = vars(found)
     if output in ("table", "wide") and attribute == "delay":
@@ -340,7 +337,7 @@ def _change(
     **conditions: Any,
 ) -> None:
     """Change the selected messages, and print the outcomes."""
-    with query(settings, topic, **conditions) as (look, selection, shown):
+    with query(settings, topic, **conditions) as (look, selection):
         check_cancellable(look.description, has_admin=True)
         if receipt is not None:
             if selection != Selection():
@@ -348,7 +345,6 @@ def _change(
             chosen, held = [changes.named_by_receipt(look.description, receipt)], 0
         else:
             chosen, held = _found(look, selection)
-        shown.close()
         _confirm(chosen, count)
         results = []
         if chosen:

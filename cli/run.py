@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import platformdirs
 
-from delaylevel.cli.views import logs as own_logs
-from delaylevel.cli.views.live import Starting, first_unmet, status_line
+from delaylevel.cli.views.live import Starting, first_unmet
 from delaylevel.cluster import logs
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.threads import stop_on_signals
@@ -19,7 +19,7 @@ from delaylevel.errors import ConfigError
 from delaylevel.model.topic_name import parse_namespace
 
 from . import options
-from .command import examples, pass_connection, settings_of
+from .command import LOG_FORMAT, examples, pass_connection, settings_of
 from .service import refused_lines, serve_metrics, serving_lines
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def serve(
         logger = logs.for_verbosity(verbosity if verbosity > 1 else 0)
         open_client = partial(connection.open_service_client, logger=logger)
         admin = stack.enter_context(Admin.from_connection(connection, for_service=True))
-        opener = partial(further_process, connection, topics, settings, namespace, own_logs.again())
+        begin_log = partial(logging.basicConfig, format=LOG_FORMAT, level=logging.getLogger().level)
+        opener = partial(further_process, connection, topics, settings, namespace, begin_log)
         service = LocalService(
             open_client,
             admin,
@@ -133,16 +134,14 @@ def serve(
             )
             serve_metrics(stack, ServiceCollector(service), port, address, actions)
         served = ", ".join(topics) or f"the level topics of {namespace}"
-        with status_line() as line:
-            start = Starting(
-                line,
-                f"{'mover and dispatcher' if moves else 'dispatcher'} for {served}",
-                lambda: first_unmet(service.start_checks()),
-                lambda: [*_serving(service, namespace), "Ctrl-C ends it."],
-            )
-            progress = ServiceProgress(service, line, start)
-            with start:
-                service.run(progress.show)
+        start = Starting(
+            f"{'mover and dispatcher' if moves else 'dispatcher'} for {served}",
+            lambda: first_unmet(service.start_checks()),
+            lambda: [*_serving(service, namespace), "Ctrl-C ends it."],
+        )
+        progress = ServiceProgress(service, start)
+        with start:
+            service.run(progress.show)
         progress.end()
 
 

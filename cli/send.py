@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import click
 
 from delaylevel.cli.views.levels import note_undelivered, note_unsubscribed
-from delaylevel.cli.views.live import progress
+from delaylevel.cli.views.live import Progress
 from delaylevel.cli.views.output import emit, emit_one, failure_view, note, outcome_tone
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.connection.settings import Connection
@@ -117,7 +117,6 @@ def send(
     With -o json, the result of a delayed message has its receipt, with which it can be cancelled,
     unless the final window is broker.
     """
-    length: int | None = 1
     if jsonl is not None:
         # All other options describe one message.
         given = replace or any(value not in (None, {}) for value in arguments.values())
@@ -127,10 +126,6 @@ def send(
                 "give none of them here"
             )
         messages: Iterable[Outgoing | _Row] = _lines(jsonl, SystemClock().now_ms())
-        length = None  # of a pipe
-        if jsonl.seekable():
-            length = sum(1 for line in jsonl if line.strip())
-            jsonl.seek(0)
     else:
         if arguments["deliver_after"] is not None and arguments["deliver_at"] is not None:
             raise click.UsageError("give --after or --at, not both")
@@ -148,18 +143,18 @@ def send(
         client = DelayLevelClient.from_connection(connection, logger=logger)
         stack.callback(close_quietly, client, "client")
         sending = _Sending(stack, client, topic, place)
-        with progress(f"Sending to {topic}", length) as bar:
-            try:
-                for message in messages:
-                    if isinstance(message, Outgoing):
-                        sending.send(message)
-                    else:
-                        sending.rows.append(message)
-                    bar.update(1)
-            except KeyboardInterrupt:
-                note("Interrupted: lines after the last row are not sent.")
-                sending.interrupted = True
-            sending.flush()
+        progress = Progress(f"Sending to {topic}")
+        try:
+            for message in messages:
+                if isinstance(message, Outgoing):
+                    sending.send(message)
+                else:
+                    sending.rows.append(message)
+                progress.update(1)
+        except KeyboardInterrupt:
+            note("Interrupted: lines after the last row are not sent.")
+            sending.interrupted = True
+        sending.flush()
         done = sum(row["outcome"] == "stored" for row in sending.rows)
         # Nothing that can fail stands between the messages and their rows.
         if jsonl is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,9 +10,8 @@ from typing import Any
 
 import click
 
-from . import logs
 from .tables import Column, render, render_one
-from .terminal import Tone, has_colour, width_of, write
+from .terminal import Tone, has_colour, width_of, wrapped, write
 
 FORMATS = ("table", "wide", "json", "jsonl")
 _TONES: dict[str, Tone] = {
@@ -80,8 +80,10 @@ def _print(
 
 
 def note(message: str) -> None:
-    """Print a message on stderr, out of the way of the result."""
-    logs.tell(message)
+    """Print a message on stderr, out of the way of the result and whatever the log's level."""
+    width = width_of(sys.stderr)
+    with contextlib.suppress(OSError):  # nothing ends because its log cannot be written
+        click.echo("\n".join(wrapped(line, width) for line in message.splitlines()), err=True)
 
 
 def outcome_tone(outcome: Any, _: Any) -> Tone | None:

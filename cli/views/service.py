@@ -5,6 +5,7 @@ A module of its own, because it needs the dispatcher's extra: the commands load 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,15 +18,15 @@ from delaylevel.model.level_topic import LEVEL_SUFFIX, Role
 from delaylevel.mover.service import MoverStats
 from delaylevel.topics.status import LevelTopicStatus
 
-from .live import Starting, StatusLine
+from .live import Starting
 from .output import note
 from .tables import local
 
 if TYPE_CHECKING:
     from delaylevel.run import LocalService
 
-# Time between two lines on the progress, in a log.
-_LINE_EVERY_S = 60.0
+# Time between two lines on the progress: on a terminal, and in a log.
+_TERMINAL_EVERY_S, _LOG_EVERY_S = 10.0, 60.0
 # Time before a line at which the broker is asked for what waits.
 _REQUEST_S = 3.0
 # A commit may take some tenths of a second; the broker's statistics are some seconds old.
@@ -34,7 +35,7 @@ _USUAL_MS, _USUAL_BEHIND_MS = 1_000, 5_000
 
 @dataclass(frozen=True)
 class TopicProgress:
-    """The progress of one level topic; its text is a line for a log.
+    """The progress of one level topic; its text is a line.
 
     Attributes:
         topic: the name of the business topic, if the level topic has the usual name.
@@ -53,6 +54,11 @@ class TopicProgress:
     pending: int | None = None
     held: int | None = None
     next_due: str | None = None
+
+    @property
+    def counts(self) -> tuple[int | None, ...]:
+        """The numbers; a line that has others is worth printing."""
+        return self.moved, self.released, self.pending, self.held
 
     def __str__(self) -> str:
         known = "" if self.pending is None else f": {self.pending:,} entries pending"
@@ -113,21 +119,6 @@ def totals(rows: Sequence[TopicProgress]) -> tuple[int, int]:
     return sum(row.moved for row in rows), sum(row.released for row in rows)
 
 
-def summary(rows: Sequence[TopicProgress]) -> str:
-    """Return one line for all level topics, which names the first one that is late."""
-    if len(rows) == 1:
-        return str(rows[0])
-    moved, released = totals(rows)
-    known = [row.pending for row in rows if row.pending is not None]
-    late = [row for row in rows if str(row.next_due).startswith(("overdue", "behind"))]
-    parts = [f"{len(rows)} level topics"]
-    if known:
-        where = f" in {len(known)} of them" if len(known) < len(rows) else ""
-        parts[0] += f": {sum(known):,} entries pending{where}"
-    parts += [f"{row.topic} {row.next_due}" for row in late[:1]]
-    return "; ".join((*parts, f"{moved:,} moved", f"{released:,} released"))
-
-
 def _pending(mine: Mapping[int, OwnerStats], found: LevelTopicStatus) -> int:
     """Return the number of entries that wait in a level topic; a batch is one.
 
@@ -160,32 +151,29 @@ def _next_due(mine: Mapping[int, OwnerStats], found: LevelTopicStatus, now_ms: i
 
 
 class ServiceProgress:
-    """The progress of a service: the last line of a terminal, else a line now and then."""
+    """The progress of a service: now and then, a line for each level topic with other numbers."""
 
-    def __init__(self, service: LocalService, line: StatusLine, start: Starting) -> None:
+    def __init__(self, service: LocalService, start: Starting) -> None:
         self._service = service
         self._start = start
-        self._line = line
         self._states: dict[str, tuple[str, str]] = {}
-        self._totals = (0, 0)
-        self._line_s = time.monotonic() + _LINE_EVERY_S
+        self._told: dict[str, tuple[int | None, ...]] = {}
+        self._every_s = _TERMINAL_EVERY_S if sys.stderr.isatty() else _LOG_EVERY_S
+        self._line_s = time.monotonic() + self._every_s
 
     def show(self) -> None:
         """Update the view; called once a second."""
         if not self._start.ready.is_set():
             return
         self._tell_states()
-        if self._line.live:
-            self._line.show(summary(self._rows()))
-            return
-        if time.monotonic() >= self._line_s - _REQUEST_S:
+        now_s = time.monotonic()
+        if now_s >= self._line_s - _REQUEST_S:
             self._service.members()
-        if time.monotonic() >= self._line_s:
-            self._line_s = time.monotonic() + _LINE_EVERY_S
-            rows = self._rows()
-            if totals(rows) != self._totals:
-                self._totals = totals(rows)
-                for row in rows:
+        if now_s >= self._line_s:
+            self._line_s = now_s + self._every_s
+            for row in self._rows():
+                if self._told.get(row.topic) != row.counts:
+                    self._told[row.topic] = row.counts
                     note(str(row))
 
     def end(self) -> None:

@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 
 _STDERR = "/dev/stderr"
 _CHUNK = 1 << 16
-# Receives the lines of all clients; by default they go to stderr as they are.
-_take_line: Callable[[str], None] | None = None
-
-
-def redirect(take_line: Callable[[str], None] | None) -> None:
-    """Pass each line of the clients' logs to a function, instead of stderr.
-
-    It applies to loggers that are created later, and not to silent ones. None undoes it.
-    """
-    global _take_line
-    _take_line = take_line
 
 
 def silent() -> pulsar.FileLogger:
@@ -52,13 +41,11 @@ def to_stderr(level: pulsar.LoggerLevel | None = None) -> pulsar.FileLogger:
 
     if level is None:
         level = pulsar.LoggerLevel.Error
-    if _take_line is not None:
-        return pulsar.FileLogger(level, _pipe_to(_in_lines(_take_line)))
     try:
         with open(_STDERR, "ab"):
             pass
     except OSError:
-        return pulsar.FileLogger(level, _pipe_to(_write_to_stderr))
+        return pulsar.FileLogger(level, _pipe_to_stderr())
     import fcntl  # not at the top: Windows has none, and producers run there
 
     # In a file the client has an offset of its own: without O_APPEND we would overwrite its lines.
@@ -75,25 +62,7 @@ def for_verbosity(verbosity: int) -> pulsar.FileLogger:
     return to_stderr(pulsar.LoggerLevel.Debug if verbosity > 1 else pulsar.LoggerLevel.Info)
 
 
-def _in_lines(take_line: Callable[[str], None]) -> Callable[[bytes], None]:
-    """Return a function that passes on the complete lines of a log, and keeps the rest."""
-    rest = b""
-
-    def write(data: bytes) -> None:
-        nonlocal rest
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            take_line(line.decode(errors="replace"))
-
-    return write
-
-
-def _write_to_stderr(data: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads; the client must not block
-        os.write(2, data)
-
-
-def _pipe_to(write: Callable[[bytes], None]) -> str:
+def _pipe_to_stderr() -> str:
     import select
 
     source, target = os.pipe()
@@ -104,7 +73,8 @@ def _pipe_to(write: Callable[[bytes], None]) -> str:
         # Read and write under one lock: at the end of the process the thread may be gone.
         with lock, contextlib.suppress(BlockingIOError):
             while data := os.read(source, _CHUNK):
-                write(data)
+                with contextlib.suppress(OSError):  # nobody reads; the client must not block
+                    os.write(2, data)
 
     def follow() -> None:
         poll = select.poll()

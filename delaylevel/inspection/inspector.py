@@ -51,8 +51,6 @@ class Inspector:
             ms; see :mod:`delaylevel.topics.scan`.
         clock: the clock; by default that of this machine.
         tell: called with the number of messages that were read since the last call.
-        expect: called before a read with an estimate of its number of messages; 0 if the broker
-            does not know it. It is called again if a second read is necessary.
         live: True to ask running dispatchers about the window; the result is the same.
         live_token: the token of their live queries; by default ``DELAYLEVEL_LIVE_TOKEN``.
 
@@ -75,7 +73,6 @@ class Inspector:
         slack_ms: int = DEFAULT_SLACK_MS,
         clock: Clock | None = None,
         tell: OnMessages | None = None,
-        expect: OnMessages | None = None,
         live: bool = True,
         live_token: str | None = None,
     ) -> None:
@@ -89,7 +86,7 @@ class Inspector:
         self._client = client
         self.admin = admin
         self._clock = clock or SystemClock()
-        self._progress = ReadProgress(tell, expect)
+        self._progress = ReadProgress(tell)
         self._snapshot = partial(
             take_snapshot, client, admin, self.description, target=self.target, slack_ms=slack_ms
         )
@@ -151,7 +148,6 @@ class Inspector:
         if not (exact or (estimate.exact and estimate.cancellations)):
             return replace(estimate, exact=estimate.exact and not estimate.cancellations)
         complete = without_cancelled(self._snapshot(now_ms), self._progress)
-        self._progress.expect(lambda: estimate.messages)
         counted = self._count(complete, edges(now_ms, estimate.last_due_ms))
         return make(by_part(self.description, counted), last_due_ms=estimate.last_due_ms)
 
@@ -325,7 +321,7 @@ class AsyncInspector:
             client: a ``delaylevel.asyncio.DelayLevelClient`` with admin access.
             topic: a business topic, its level topic, or any member topic.
             options: ``target``, ``slack_ms`` and so on, as for the synchronous one; ``admin``, if
-                the client has none. ``tell`` and ``expect`` are called in other threads.
+                the client has none. ``tell`` is called in other threads.
         """
         admin = options.pop("admin", None) or client.admin
         if admin is None:

@@ -19,7 +19,6 @@ from delaylevel.topics.scan import PendingRange
 
 from .columns import in_chunks, nullable_schema_of, to_record_batch
 from .horizon import place_of
-from .sampling import expected_messages
 from .snapshot import PendingSnapshot, own_topic
 
 if TYPE_CHECKING:
@@ -91,7 +90,6 @@ def read_rows(
         raise InvalidInputError(
             f"there is no column {', '.join(sorted(unknown))}; there are {', '.join(SCHEMA.names)}"
         )
-    progress.expect(lambda: expected_messages(snapshot))
     schema = nullable_schema_of(name for name in SCHEMA.names if name in wanted)
 
     def batches(item: PendingRange) -> Iterator[pa.RecordBatch]:

@@ -92,14 +92,6 @@ def _add_errors(samplers: Sequence[_RangeSampler], found: Sequence[Distribution]
             distribution.variance = squares / degrees * distribution.total**2 / samples
 
 
-def expected_messages(snapshot: PendingSnapshot) -> int:
-    """Return the approximate number of messages in all ranges; 0 if the broker does not know it."""
-    sizes = list(_sizes(snapshot))
-    if any(mean is None and len(entries) for entries, mean, _ in sizes):
-        return 0
-    return round(sum(len(entries) * (mean or 0.0) for entries, mean, _ in sizes))
-
-
 def _sizes(snapshot: PendingSnapshot) -> Iterator[tuple[EntryRange, float | None, bool]]:
     """Yield the entries of each range, and the mean number of messages in one if it is known.
 

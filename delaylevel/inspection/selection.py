@@ -18,7 +18,6 @@ from delaylevel.model.message import properties_of
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window
 
 from .cancelled import is_cancellation, name_of
-from .sampling import expected_messages
 from .snapshot import PendingSnapshot, observe, own_topic
 
 
@@ -52,21 +51,11 @@ CHUNK = 2000
 
 
 class ReadProgress:
-    """Progress of reads by several threads; for the arguments see ``Inspector``."""
+    """Progress of reads by several threads; ``tell`` is that of ``Inspector``."""
 
-    def __init__(
-        self,
-        tell: Callable[[int], None] | None = None,
-        expect: Callable[[int], None] | None = None,
-    ) -> None:
+    def __init__(self, tell: Callable[[int], None] | None = None) -> None:
         self._tell = tell
-        self._expect = expect
         self._lock = threading.Lock()
-
-    def expect(self, estimate: Callable[[], int]) -> None:
-        """Report the number of messages that will be read; it is estimated if somebody asks."""
-        if self._expect is not None:
-            self._expect(estimate())
 
     def add(self, messages: int) -> None:
         """Report messages that were read."""
@@ -136,7 +125,6 @@ def without_cancelled(snapshot: PendingSnapshot, progress: ReadProgress) -> Pend
                     name_of(one.target, one.properties[ID], one.due_ms, one.key) for one in found
                 ]
 
-    progress.expect(lambda: expected_messages(snapshot))
     # Held messages cannot be cancelled.
     ranges = [item for item in snapshot.ranges if item.source.role is not Role.HELD]
     parked = frozenset(name for names in read_in_parallel(ranges, read) for name in names)

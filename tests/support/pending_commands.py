@@ -23,7 +23,7 @@ def pending_commands(
 
     @contextmanager
     def connect(
-        settings: Any, topic: str, shown: Any = None, *, slack_ms: int = 0, **options: Any
+        settings: Any, topic: str, *, slack_ms: int = 0, **options: Any
     ) -> Iterator[Inspector]:
         yield Inspector(memory.client(), memory.admin, topic, clock=memory.clock, **options)
 

@@ -1,4 +1,4 @@
-"""A shell in an emulated terminal, in which a person types commands and looks at the screen."""
+"""A shell in a terminal, in which a person types commands and reads what they print."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import pyte
-
-_COLUMNS, _ROWS, _HISTORY = 80, 24, 10_000
+_COLUMNS, _ROWS = 80, 24
 # The shell reports the exit code of each command in a sequence that terminals do not show.
 _END = re.compile(rb"\x1b\]133;D;(\d+)\x07")
 _PROMPT_COMMAND = r"printf '\033]133;D;%s\007' $?"
@@ -35,12 +33,9 @@ class Shell:
     """A terminal with ``bash``, which starts in a folder with nothing but this environment."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
-        self._screen = pyte.HistoryScreen(_COLUMNS, _ROWS, history=_HISTORY)
-        self._stream = pyte.ByteStream(self._screen)
         self._raw = bytearray()
         self._lock = threading.Lock()
         self._typed = 0  # place in the output at which the last command was typed
-        self._first = 0  # its row, counted from the first one that was ever on the screen
         self._master, slave = pty.openpty()
         size = struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
@@ -83,23 +78,19 @@ class Shell:
 
     @property
     def lines(self) -> list[str]:
-        """The rows since the last command was typed, also those that have left the screen."""
-        with self._lock:
-            gone = self._screen.history.top
-            rows = ["".join(row[x].data for x in range(_COLUMNS)) for row in gone]
-            return [row.rstrip() for row in [*rows, *self._screen.display][self._first :]]
+        """The lines since the last command was typed; of one that was drawn again, the last."""
+        found = self._text(self._typed).splitlines()
+        return [line.rstrip().rpartition("\r")[2] for line in found]
 
     @property
     def text(self) -> str:
         """Everything that was ever written, without control sequences."""
-        with self._lock:
-            return _SEQUENCE.sub("", self._raw.decode(errors="replace"))
+        return self._text(0)
 
     def type(self, line: str) -> None:
         """Type a line and the return key."""
         with self._lock:
             self._typed = len(self._raw)
-            self._first = len(self._screen.history.top) + self._screen.cursor.y
         self._write(line.encode() + b"\r")
 
     def interrupt(self) -> None:
@@ -115,6 +106,10 @@ class Shell:
                 raise AssertionError(f"waited for {what}; the screen:\n" + "\n".join(self.lines))
             time.sleep(0.02)
 
+    def _text(self, first: int) -> str:
+        with self._lock:
+            return _SEQUENCE.sub("", self._raw[first:].decode(errors="replace"))
+
     def _write(self, data: bytes) -> None:
         while data:
             data = data[os.write(self._master, data) :]
@@ -129,4 +124,3 @@ class Shell:
                 return
             with self._lock:
                 self._raw += data
-                self._stream.feed(data)

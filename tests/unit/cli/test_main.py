@@ -149,7 +149,7 @@ PRINTING = (
     "@main.cli.command()\n"
     "def go():\n"
     "    click.echo('\u2192 \u2026 \xe9')\n"
-    "    main.logs.tell('\u2192')\n"
+    "    main.note('\u2192')\n"
     "main.RootGroup.get_command = lambda self, ctx, name: go\n"
     "sys.argv = ['delaylevel', 'go']\n"
     "main.main()\n"

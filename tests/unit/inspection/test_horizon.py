@@ -134,7 +134,7 @@ def test_the_command_shows_the_horizon(filled: Filled, monkeypatch: pytest.Monke
     pending = filled(50)
 
     @contextmanager
-    def connect(settings: Any, topic: str, shown: Any, **options: Any) -> Iterator[Inspector]:
+    def connect(settings: Any, topic: str, **options: Any) -> Iterator[Inspector]:
         memory = pending.memory
         yield Inspector(memory.client(), memory.admin, topic, clock=memory.clock, **options)
 
