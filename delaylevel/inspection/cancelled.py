@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.envelope import ATTEMPT, CANCEL, ID, KIND, TARGET, Envelope
 from delaylevel.model.level_topic import LevelTopicDescription, Role
-from delaylevel.model.message import LazyMessage, ParkedMessage
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position, SourcePartition, stable_id
 
 from .distribution import Messages, Observation
@@ -57,7 +57,7 @@ class CancelledMessages:
         return [self._is_cancelled(source, own, message) for message in messages]
 
     def _is_cancelled(
-        self, source: SourcePartition, own: str, message: Observation | LazyMessage | ParkedMessage
+        self, source: SourcePartition, own: str, message: Observation | ParkedMessage
     ) -> bool:
         properties = message.properties
         if is_cancellation(properties):

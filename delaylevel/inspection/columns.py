@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple
 
 from delaylevel.errors import from_extra
 from delaylevel.model.envelope import ID, TARGET
 from delaylevel.model.level_topic import Role
-from delaylevel.model.message import LazyMessage, ParkedMessage
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import SourcePartition
 
 with from_extra("inspect", "rows of pending messages need"):
     import pyarrow as pa
 
 
-Message: TypeAlias = ParkedMessage | LazyMessage
-AnyMessage = TypeVar("AnyMessage", ParkedMessage, LazyMessage)
-Values = Callable[[Sequence[Message], SourcePartition], Sequence[object]]
+Values = Callable[[Sequence[ParkedMessage], SourcePartition], Sequence[object]]
 
 
 class _ColumnDefinition(NamedTuple):
@@ -57,17 +55,17 @@ def _optional_field(name: str) -> Values:
     return lambda messages, _: [get(one) or None for one in messages]
 
 
-def _delay(messages: Sequence[Message], _: SourcePartition) -> list[int | None]:
+def _delay(messages: Sequence[ParkedMessage], _: SourcePartition) -> list[int | None]:
     return [None if (due_ms := one.due_ms) is None else due_ms - one.publish_ms for one in messages]
 
 
-def _targets(messages: Sequence[Message], source: SourcePartition) -> list[str | None]:
+def _targets(messages: Sequence[ParkedMessage], source: SourcePartition) -> list[str | None]:
     # In the broker's final window, messages wait in the target itself and may not name it.
     own = source.name.without_partition.full if source.role is Role.WINDOW else None
     return [one.properties.get(TARGET) or own for one in messages]
 
 
-def _ids(messages: Sequence[Message], source: SourcePartition) -> list[str]:
+def _ids(messages: Sequence[ParkedMessage], source: SourcePartition) -> list[str]:
     return [one.properties.get(ID) or one.stable_id(source.topic) for one in messages]
 
 
@@ -115,7 +113,7 @@ def nullable_schema_of(names: Iterable[str]) -> pa.Schema:
 
 
 def to_record_batch(
-    messages: Sequence[Message],
+    messages: Sequence[ParkedMessage],
     source: SourcePartition,
     schema: pa.Schema,
     constants: Mapping[str, object],
@@ -146,10 +144,10 @@ def to_record_batch(
 
 
 def in_chunks(
-    messages: Iterable[AnyMessage], most_rows: int, most_bytes: int
-) -> Iterator[list[AnyMessage]]:
+    messages: Iterable[ParkedMessage], most_rows: int, most_bytes: int
+) -> Iterator[list[ParkedMessage]]:
     """Yield messages in lists that end once they reach a number of rows or bytes of payload."""
-    chunk: list[AnyMessage] = []
+    chunk: list[ParkedMessage] = []
     size = 0
     for message in messages:
         chunk.append(message)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
-from delaylevel.model.message import LazyMessage, ParkedMessage
+from delaylevel.model.message import ParkedMessage
 from delaylevel.topics.scan import Window
 
 # The first rows of this many messages or more are read from a window that the estimate selects.
@@ -41,7 +41,7 @@ class Observation(NamedTuple):
 
 
 #: Messages of a partition, or cancellations.
-Messages: TypeAlias = Sequence[Observation | LazyMessage | ParkedMessage]
+Messages: TypeAlias = Sequence[Observation | ParkedMessage]
 
 
 class Stratum:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model import envelope as env
-from delaylevel.model.message import LazyMessage, properties_of
+from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import SourcePartition
 from delaylevel.topics.scan import PendingRange
 
@@ -106,35 +106,30 @@ def read_rows(
 
 def _selected(
     snapshot: PendingSnapshot, selection: Selection, item: PendingRange, progress: ReadProgress
-) -> Generator[LazyMessage, None, None]:
+) -> Generator[ParkedMessage, None, None]:
     matches = _predicate(selection, snapshot.target, item.source)
     read = 0
     with closing(snapshot.read(item)) as messages:
-        for message, ledger, entry, batch in messages:
+        for found in starmap(parked_message, messages):
             read += 1
             if not read % 1000:
                 progress.add(1000)
-            properties = properties_of(message)
-            if env.is_control(properties):
-                continue
-            due_ms = env.due_of(properties)
-            found = LazyMessage(message, ledger, entry, batch, due_ms, properties)
-            if matches(found):
+            if not env.is_control(found.properties) and matches(found):
                 yield found
     progress.add(read % 1000)
 
 
 def _predicate(
     selection: Selection, target: str | None, source: SourcePartition
-) -> Callable[[LazyMessage], bool]:
+) -> Callable[[ParkedMessage], bool]:
     """Return a function that returns True for the selected messages of a partition."""
     due, key, id_ = selection.due, selection.key, selection.id
     bounded = due.bounded
     wanted = list(selection.properties.items())
     own = own_topic(source)
 
-    def matches(message: LazyMessage) -> bool:
-        if bounded and (message.due_ms is None or message.due_ms not in due):
+    def matches(message: ParkedMessage) -> bool:
+        if bounded and ((due_ms := message.due_ms) is None or due_ms not in due):
             return False
         properties = message.properties
         if target is not None and (properties.get(env.TARGET) or own) != target:

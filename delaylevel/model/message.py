@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from .envelope import PREFIX, UNREADABLE, due_of
-from .position import Position, stable_id
+from .position import Position
 
 #: A decimal number. Other spellings (1_000, 0x10, inf, 1,5, spaces) are no numbers.
 NUMBER_PATTERN = "[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?"
@@ -172,58 +172,6 @@ class ParkedMessage(NamedTuple):
         # Same result as position.stable_id(), without a Position: this runs for every message.
         topic = partition_topic.removeprefix("persistent://")
         return f"{topic}:{self.ledger}:{self.entry}:{self.batch}"
-
-
-class LazyMessage(NamedTuple):
-    """A message of which only some fields are needed: the others are fetched on demand.
-
-    The properties that are no attributes here are those of :class:`ParkedMessage`.
-
-    Attributes:
-        ledger, entry, batch: its position; batch is -1 for an unbatched entry.
-        due_ms: the due time, ms since the epoch; None if it cannot be read.
-    """
-
-    message: Any
-    ledger: int
-    entry: int
-    batch: int
-    due_ms: int | None
-    properties: dict[str, str]
-
-    @property
-    def publish_ms(self) -> int:
-        """The publish time in ms."""
-        return int(self.message.publish_timestamp())
-
-    @property
-    def key(self) -> str:
-        """The key; an empty string if there is none."""
-        return text_of(self.message.partition_key)
-
-    @property
-    def ordering_key(self) -> str:
-        """The ordering key; an empty string if there is none."""
-        return text_of(self.message.ordering_key)
-
-    @property
-    def event_ms(self) -> int:
-        """The event time in ms; 0 if there is none."""
-        return int(self.message.event_timestamp())
-
-    @property
-    def value(self) -> bytes | None:
-        """The payload; None for a null value."""
-        return None if self.message.has_null_value() else self.message.data()
-
-    @property
-    def size(self) -> int:
-        """The length of the payload in bytes."""
-        return int(self.message.length())
-
-    def stable_id(self, partition_topic: str) -> str:
-        """Return the identity of the message if this partition is the first that stored it."""
-        return stable_id(partition_topic, Position(self.ledger, self.entry, self.batch))
 
 
 # A message object of the client's native core, with its ledger, entry and batch index.

@@ -1,8 +1,7 @@
-"""Tests of the columns of a pending message, equal in every form, and of bounded chunks."""
+"""Tests of the columns of a pending message, and of bounded chunks."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from delaylevel.inspection.columns import (
     to_record_batch,
 )
 from delaylevel.model.level_topic import Role
-from delaylevel.model.message import LazyMessage, ParkedMessage
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import SourcePartition
 
 FAMILY = "persistent://public/default/orders-delay-level"
@@ -32,23 +31,8 @@ MESSAGES = [
 ]
 
 
-def fetched_on_demand(one: ParkedMessage) -> LazyMessage:
-    values = {
-        "publish_timestamp": one.publish_ms,
-        "partition_key": one.key,
-        "ordering_key": one.ordering_key,
-        "event_timestamp": one.event_ms,
-        "has_null_value": one.value is None,
-        "data": one.value or b"",
-        "length": len(one.value or b""),
-    }
-    raw = SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
-    return LazyMessage(raw, one.ledger, one.entry, one.batch, one.due_ms, one.properties)
-
-
-@pytest.mark.parametrize("form", [ParkedMessage._make, fetched_on_demand])
 @pytest.mark.parametrize("schema_of", [schema_of, nullable_schema_of])
-def test_missing_values_are_null(form: Any, schema_of: Any) -> None:
+def test_missing_values_are_null(schema_of: Any) -> None:
     own_id = "public/default/orders-delay-level-partition-3:7:0:-1"
     rows: dict[str, list[Any]] = {
         "due_ms": [None, DUE, None],
@@ -65,7 +49,7 @@ def test_missing_values_are_null(form: Any, schema_of: Any) -> None:
         "batch": [-1, 2, -1],
         "properties": [[], list(FULL.items()), list(DAMAGED.items())],
     }
-    found = to_record_batch([form(one) for one in MESSAGES], LEVEL, schema_of(rows), {})
+    found = to_record_batch(MESSAGES, LEVEL, schema_of(rows), {})
     assert found.schema == schema_of(rows)
     assert found.to_pydict() == rows
 
