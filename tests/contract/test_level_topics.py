@@ -11,7 +11,6 @@ import pytest
 from delaylevel import topics
 from delaylevel.cluster.reader import entry_times
 from delaylevel.errors import (
-    InvalidInputError,
     LevelTopicError,
     NotFoundError,
     StrategyMismatchError,
@@ -19,7 +18,6 @@ from delaylevel.errors import (
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
     MEMBER_PROPERTY,
-    PLAN_PROPERTY,
     SUBSCRIPTION,
     FinalWindow,
     LevelTopicDescription,
@@ -89,10 +87,6 @@ def test_a_window_has_a_journal(admin: Any, plain: Any, space: str) -> None:
     assert (at.dispatchers, at.problems) == ((), ())
     roles = [Role.HELD, Role.DEAD_LETTER, *[Role.WINDOW] * 3, *[Role.JOURNAL] * 3, Role.OUTCOMES]
     assert [row.role for row in at.rows() if row.role is not Role.LEVEL] == roles
-    admin.delete(wanted.journal_topic)
-    assert len(status(admin, wanted, 0).problems) == 3
-    topics.create(admin, wanted)
-    assert status(admin, wanted, 0).problems == ()
 
 
 @in_memory
@@ -113,34 +107,6 @@ def test_a_second_creation_repairs_and_changes_nothing_else(
     assert status(admin, wanted, 0).problems == ()
     assert [admin.partitioned_metadata(member.topic) for member in wanted.members()] == before
     assert admin.partition_stats(partition).subscriptions[SUBSCRIPTION].backlog_entries == 1
-
-
-def test_an_interrupted_creation_is_finished(admin: Any, space: str) -> None:
-    wanted = described(space)
-    admin.create_partitioned(
-        wanted.name, 2, {MEMBER_PROPERTY: wanted.topic, PLAN_PROPERTY: wanted.to_json()}
-    )
-    assert topics.find(admin, wanted.topic) is None
-    with pytest.raises(LevelTopicError, match="not finished"):
-        topics.describe(admin, wanted.topic)
-    (found,) = topics.list_level_topics(admin, space)
-    assert (found.topic, found.description) == (wanted.topic, None)
-    assert "not finished" in str(found.problem)
-    with pytest.raises(StrategyMismatchError, match="left unfinished"):
-        topics.create(admin, described(space, hold_pause_ms=1))
-
-    assert topics.create(admin, wanted) == wanted
-    assert admin.subscriptions(wanted.name) == [SUBSCRIPTION]
-
-
-@in_memory
-def test_new_targets_are_added(admin: Any, space: str) -> None:
-    first = topics.create(admin, described(space))
-    more = topics.create(admin, described(space, targets=(f"{space}/invoices",)))
-    both = (f"persistent://{space}/invoices", f"persistent://{space}/orders")
-    assert more.targets == both
-    assert topics.create(admin, first).targets == both
-    more.check_target(both[0])
 
 
 @in_memory
@@ -173,42 +139,31 @@ def test_another_strategy_is_refused_and_both_are_shown(
 
 @in_memory
 @pytest.mark.parametrize("suffix", ["", "-5m", "-held", "-DLQ"])
-def test_a_topic_that_is_not_ours_is_left_alone(admin: Any, space: str, suffix: str) -> None:
+def test_a_topic_that_is_not_ours_is_left_alone(
+    admin: Any, plain: Any, space: str, suffix: str
+) -> None:
     wanted = described(space)
     foreign = wanted.name.with_suffix(suffix)
     admin.create_partitioned(foreign, 2, {"mine": "yes"})
-
-    with pytest.raises(LevelTopicError, match="does not describe itself"):
-        topics.create(admin, wanted)
-
+    plain.create_producer(f"{space}/plain").close()
+    other = topics.create(admin, replace(wanted, topic=f"{space}/other"))
+    before = names(admin, space)
+    for refused, why in (
+        (wanted, "does not describe itself"),
+        (replace(wanted, topic=f"{space}/plain"), "without partitions"),
+        (replace(other, topic=other.held_topic.full), "belongs to the level topic"),
+    ):
+        with pytest.raises(LevelTopicError, match=why):
+            topics.create(admin, refused)
     assert admin.partitioned_metadata(foreign).properties == {"mine": "yes"}
     assert admin.subscriptions(foreign) == []
-    assert len(admin.list_partitioned_topics(space)) == 1
+    assert names(admin, space) == before
 
 
 @in_memory
-def test_a_topic_of_another_kind_is_not_ours(admin: Any, plain: Any, space: str) -> None:
-    wanted = described(space)
-    plain.create_producer(wanted.topic).close()
-    for refused in (topics.create, lambda admin, wanted: topics.find(admin, wanted.topic)):
-        with pytest.raises(LevelTopicError, match="without partitions"):
-            refused(admin, wanted)
-    other = topics.create(admin, replace(wanted, topic=f"{wanted.topic}-2"))
-    clash = replace(other, topic=other.held_topic.full)
-    with pytest.raises(LevelTopicError, match="belongs to the level topic"):
-        topics.create(admin, clash)
-
-
-@in_memory
-def test_impossible_names(admin: Any, space: str) -> None:
-    for targets in (f"{space}/orders-delay-level-held", f"{space}/orders-delay-level"):
-        with pytest.raises(InvalidInputError, match="cannot be its target"):
-            topics.create(admin, described(space, targets=(targets,)))
-    with pytest.raises(InvalidInputError, match="-partition-"):
-        topics.create(admin, LevelTopicDescription(f"{space}/a-partition-1-x", LEVELS, ("orders",)))
+def test_a_missing_namespace_is_refused_with_the_remedy(admin: Any) -> None:
     with pytest.raises(NotFoundError, match="namespaces create public/no-such"):
         topics.create(admin, described("public/no-such"))
-    assert names(admin, space) == set()
 
 
 @in_memory

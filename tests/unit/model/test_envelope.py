@@ -10,7 +10,6 @@ from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import (
     COMPRESSIONS,
     DUE,
-    ID,
     KIND,
     PREFIX,
     TARGET,
@@ -56,20 +55,6 @@ def test_every_hop_keeps_what_it_does_not_add(
     assert application_properties(again) == application
     held = found.held_again().parked_properties(application)
     assert Envelope.read(held) == found._replace(attempt=found.attempt + 1)
-
-
-@quick
-@given(envelopes, applications)
-def test_a_business_message_keeps_its_due_time_and_its_identity(
-    envelope: Envelope, application: dict[str, str]
-) -> None:
-    properties = envelope.delivered_properties(application)
-    ours = {key: value for key, value in properties.items() if key.startswith(PREFIX)}
-    expected = {DUE: str(envelope.due_ms)}
-    if envelope.id is not None:
-        expected[ID], expected[TARGET] = envelope.id, envelope.target
-    assert ours == expected
-    assert application_properties(properties) == application
 
 
 @quick

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-import pytest
-
-from delaylevel.errors import LevelTopicError
-from delaylevel.model.level_topic import ALL, LevelTopicDescription, Pauses, Spread
-from support.fakes import describe
+from delaylevel.model.level_topic import ALL, Pauses, Spread
 
 A, B = "persistent://public/default/a", "persistent://public/default/b"
 
@@ -73,22 +67,3 @@ def test_a_pause_lasts_until_what_has_waited_is_released() -> None:
     assert not paused.resume(A, 10).last(10)
     spread = paused.resume(A, 10, 60)
     assert [spread.last(now_ms) for now_ms in (10, 69, 70)] == [True, True, False]
-
-
-def test_pauses_are_stored_and_absent_without_them() -> None:
-    described = describe()
-    assert not {"paused", "resumed", "expired", "expire_after_ms"} & set(
-        json.loads(described.to_json())
-    )
-    pauses = Pauses().pause(A, 5).pause(ALL, 6).resume(A, 7, 8)
-    changed = describe(pauses=pauses)
-    assert LevelTopicDescription.from_json(changed.topic, changed.to_json()) == changed
-    assert json.loads(changed.to_json())["paused"] == {"*": 6}
-    assert json.loads(changed.to_json())["resumed"] == {A: [7, 8]}
-
-
-@pytest.mark.parametrize("damaged", ['"paused":[1]', '"paused":{"a":"x"}', '"resumed":{"a":[1]}'])
-def test_damaged_pauses_are_refused(damaged: str) -> None:
-    text = describe().to_json().replace('"overflow"', damaged + ',"overflow"')
-    with pytest.raises(LevelTopicError, match="cannot be read"):
-        LevelTopicDescription.from_json(describe().topic, text)

@@ -237,34 +237,6 @@ def bench() -> Bench:
 
 
 @pytest.mark.parametrize(
-    "error", [pulsar.ConnectError("away"), pulsar.ServiceUnitNotReady("x"), None], ids=str
-)
-def test_a_target_that_is_away_is_waited_for_before_its_messages_are_held(
-    bench: Bench, error: Exception | None
-) -> None:
-    if error is None:
-        bench.admin.away = True
-    else:
-        bench.client.refusals[ORDERS] = error
-    bench.forward({})
-    assert bench.client.sent == []
-    assert bench.forwarder.flush().held == {ORDERS: 1}
-    assert 5_000 <= bench.clock.now_ms() - T0 < 8_000
-    reason = "nothing answers" if error is None else type(error).__name__
-    assert [each[1:] for each in bench.held()] == [("1", reason)]
-    assert bench.client.opened(ORDERS) == 0
-
-
-def test_a_target_that_is_served_again_gets_its_messages(bench: Bench) -> None:
-    bench.client.refusals[ORDERS] = pulsar.ServiceUnitNotReady("moving")
-    bench.forward({}, {TARGET: BILLS})
-    bench.clock.advance(timedelta(seconds=2))
-    del bench.client.refusals[ORDERS]
-    report = bench.forwarder.flush()
-    assert (report.window, report.held) == (2, {})
-
-
-@pytest.mark.parametrize(
     ("outcome", "reason"),
     [
         (pulsar.Result.TopicTerminated, "Terminated"),

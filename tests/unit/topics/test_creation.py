@@ -119,6 +119,8 @@ def test_a_creation_that_may_succeed_later_is_finished_or_deleted(
     if step:  # the level topic itself is there
         with pytest.raises(LevelTopicError, match=r"not finished: .* or delete it with"):
             topics.describe(memory.admin, "orders")
+        (listed,) = topics.list_level_topics(memory.admin, "public/default")
+        assert (listed.description, "not finished" in str(listed.problem)) == (None, True)
         with pytest.raises(StrategyMismatchError, match="left unfinished"):
             topics.create(memory.admin, OTHER)
     if step % 4:

@@ -38,6 +38,10 @@ def memory() -> MemoryPulsar:
         # Messages carry these names with them.
         ({"targets": (f"{LONG_TARGET}t",)}, "may have 600, .* shorten it"),
         ({"topic": f"{LONG_TOPIC}l"}, "may have 600, .* shorten it"),
+        # A message whose target is a member topic would circulate for ever.
+        ({"targets": ("orders-delay-level",)}, "cannot be its target"),
+        ({"targets": ("orders-delay-level-held",)}, "cannot be its target"),
+        ({"topic": "a-partition-1-x"}, "'-partition-' is for partitions"),
     ],
 )
 def test_a_name_that_nobody_can_use_is_refused_with_the_reason(
