@@ -28,7 +28,7 @@ from .command import Settings, examples, pass_settings
 from .inspection import inspector, target_option
 
 _KEYS = (
-    *("topic", "target", "now_ms", "messages", "error", "exact", "exact_parts", "looked_at"),
+    *("topic", "target", "now_ms", "messages", "exact", "looked_at"),
     *("damaged", "window_by_clock", "last_due_ms", "targets", "within", "bucket_ms", "profile"),
 )
 
@@ -69,7 +69,7 @@ def horizon_text(found: Horizon, width: int) -> str:
                 "rate": rate(row.per_second),
                 # A part without messages gives way first.
                 **{
-                    name: short(messages, name in found.exact_parts) if last[name] else None
+                    name: short(messages, found.exact) if last[name] else None
                     for name, messages in row.parts.items()
                 },
             }
@@ -123,8 +123,7 @@ def _summary(found: Horizon) -> str:
     name = local(found.target or found.topic)
     if not found.messages:
         return f"{name}: nothing is pending."
-    within = f" ± {found.error:,}" if found.error else ""
-    text = f"{name}: {count(found.messages, found.exact)}{within} pending"
+    text = f"{name}: {count(found.messages, found.exact)} pending"
     if found.last_due_ms is None:
         return text
     left = found.last_due_ms - found.now_ms
@@ -150,8 +149,8 @@ def horizon(settings: Settings, topic: str, exact: bool, target: str | None, out
     """Count pending messages of TOPIC by time until due.
 
     Shows how many are due in the next minute, hour, day and week, and where they wait. TOPIC is a
-    business topic or its level topic. Small partitions are counted. Large ones are sampled, and ~
-    marks the estimates. Nothing is acknowledged or moved.
+    business topic or its level topic. A few thousand messages are counted. More are sampled, and
+    ~ marks the estimates. Nothing is acknowledged or moved.
     """
     with inspector(settings, topic, target=target) as look:
         found = look.horizon(exact=exact)

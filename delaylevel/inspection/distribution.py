@@ -3,8 +3,8 @@
 A message that was published at p and is due at d has the offset d - p. Between two sampled entries
 of a partition, publish times are assumed to rise evenly, and offsets to be those of the sampled
 messages. Such a stretch of a partition is a :class:`Stratum`: its sampled due times, the number of
-messages that each of them represents, and the time over which these are spread. In a partition
-that was read completely, each message represents itself.
+messages that each of them represents, and the time over which these are spread. What is read
+completely is counted instead.
 """
 
 from __future__ import annotations
@@ -78,26 +78,24 @@ class Distribution:
     """The distribution of due times in some partitions, sampled or counted.
 
     Attributes:
-        exact: False if messages were sampled.
         damaged: number of messages whose due time cannot be read; no other count includes them.
         last_due_ms: the last due time; None if there is no message.
-        cancellations: number of cancellations; the other counts exclude as many messages.
-        variance: estimated variance of the number of messages.
         counted: number of messages by due time, from :meth:`count`.
     """
 
     strata: list[Stratum] = field(default_factory=list)
-    exact: bool = True
     damaged: float = 0.0
     looked_at: int = 0
     targets: dict[str, float] = field(default_factory=dict)
     last_due_ms: int | None = None
-    cancellations: float = 0.0
-    variance: float = 0.0
     counted: Counter[int] = field(default_factory=Counter)
 
     def add(self, messages: Iterable[Observation], weight: float = 1.0, spread_ms: int = 0) -> None:
-        """Add sampled messages as a stratum; for the arguments see :class:`Stratum`."""
+        """Add sampled messages as a stratum; for the arguments see :class:`Stratum`.
+
+        With a negative weight, they are sampled cancellations: the messages that these name are due
+        at the same times, and need not be in the same sample, or part of the level topic.
+        """
         dues = self._note(messages, weight, spread_ms)
         if dues:
             self.strata.append(Stratum(dues, weight, spread_ms))
@@ -113,25 +111,12 @@ class Distribution:
             index = bisect_right(edges_ms, due_ms)
             self.counted[edges_ms[index - 1] if index else edges_ms[0] - 1] += 1
 
-    def subtract(
-        self, cancellations: Sequence[Observation], weight: float = 1.0, spread_ms: int = 0
-    ) -> None:
-        """Subtract the messages that sampled cancellations name, which are due at the same times.
-
-        They need not be in the same sample, or part of the level topic. So this is an estimate.
-        """
-        self.cancellations += weight * len(cancellations)
-        self.add(cancellations, -weight, spread_ms)
-
     def merge(self, other: Distribution) -> None:
         """Add the messages of another distribution."""
         self.strata += other.strata
         self.counted.update(other.counted)
-        self.exact = self.exact and other.exact
         self.damaged += other.damaged
         self.looked_at += other.looked_at
-        self.cancellations += other.cancellations
-        self.variance += other.variance
         self._reach(other.last_due_ms)
         for target, messages in other.targets.items():
             self.targets[target] = self.targets.get(target, 0.0) + messages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -71,13 +70,13 @@ class Bucket:
 
     Attributes:
         from_ms: its beginning, ms since the epoch.
-        before_ms: its end, excluded; None for the last bucket of an exact count that is open.
+        before_ms: its end, excluded.
         messages: number of messages.
         parts: number of messages by the name of the part.
     """
 
     from_ms: int
-    before_ms: int | None
+    before_ms: int
     messages: int
     parts: Mapping[str, int]
 
@@ -99,14 +98,9 @@ class Horizon:
         last_due_ms: the last due time; None if nothing is pending.
         damaged: number of messages whose due time cannot be read; no other count includes them.
         looked_at: number of messages that were read.
-        exact: True if all messages were counted.
-        exact_parts: names of the parts that were counted.
-        cancellations: number of pending cancellations, by which an estimate is reduced; an exact
-            count finds the cancelled messages themselves, and has 0.
+        exact: True if all messages were counted, False for an estimate.
         window_by_clock: True if the clock decided which messages of the final window are pending,
             because its journal is too long for an estimate or the extra that reads it is missing.
-        error: twice the estimated standard error of ``messages``: in 19 of 20 cases, the number is
-            not farther off; 0 if all messages were counted, or if all samples are alike.
     """
 
     topic: str
@@ -121,10 +115,7 @@ class Horizon:
     damaged: int
     looked_at: int
     exact: bool
-    exact_parts: frozenset[str]
     window_by_clock: bool = False
-    cancellations: int = 0
-    error: int = 0
 
     @property
     def messages(self) -> int:
@@ -171,10 +162,13 @@ def bucket_edges(now_ms: int, last_due_ms: int | None) -> tuple[int, list[int]]:
     return length, [now_ms, *range(first + length, end + 1, length)]
 
 
-def edges(now_ms: int, last_due_ms: int | None) -> list[int]:
-    """Return every time for which :func:`build` calls ``before`` of a distribution."""
-    times = {now_ms + within for within, _ in WITHIN}
-    return sorted(times | {now_ms, *bucket_edges(now_ms, last_due_ms)[1]})
+def edges(now_ms: int) -> list[int]:
+    """Return every time for which :func:`build` may call ``before`` of a distribution."""
+    times = {now_ms, *(now_ms + within for within, _ in WITHIN)}
+    for length in _BUCKETS:
+        first = now_ms // length * length
+        times.update(range(first + length, first + _MOST_BUCKETS * length + 1, length))
+    return sorted(times)
 
 
 def build(
@@ -182,19 +176,14 @@ def build(
     now_ms: int,
     parts: Mapping[Part, Distribution],
     *,
+    exact: bool,
     target: str | None = None,
-    last_due_ms: int | None = None,
     window_by_clock: bool = False,
 ) -> Horizon:
-    """Build a horizon from the distributions of its parts.
-
-    The profile ends at ``last_due_ms``, by default the last due time of all parts. If messages were
-    counted, it is the one with which the edges were made.
-    """
+    """Build a horizon from the distributions of its parts."""
     whole = Distribution()
     for one in parts.values():
         whole.merge(one)
-    last = whole.last_due_ms
 
     def between(from_ms: int | None, before_ms: int | None) -> dict[str, int]:
         """Return the messages of each part that are due in a period; None for no bound."""
@@ -211,13 +200,10 @@ def build(
         messages = sum(by_part.values())
         # What is overdue is no part of the rate at which messages become due.
         rate = max(0, messages - overdue) / within_ms * SECOND if within_ms else None
-        return DueWithin(label, within_ms, messages, by_part, rate, whole.exact)
+        return DueWithin(label, within_ms, messages, by_part, rate, exact)
 
-    length, times_ms = bucket_edges(now_ms, last if last_due_ms is None else last_due_ms)
-    periods: list[tuple[int, int | None]] = list(pairwise(times_ms))
-    if times_ms and last is not None and last >= times_ms[-1]:
-        periods.append((times_ms[-1], None))
-    buckets = [(period, between(*period)) for period in periods]
+    length, times_ms = bucket_edges(now_ms, whole.last_due_ms)
+    buckets = [(period, between(*period)) for period in pairwise(times_ms)]
     return Horizon(
         topic=topic,
         target=target,
@@ -231,14 +217,11 @@ def build(
         profile=tuple(Bucket(*period, sum(found.values()), found) for period, found in buckets),
         bucket_ms=length,
         targets={name: max(0, round(count)) for name, count in sorted(whole.targets.items())},
-        last_due_ms=last,
+        last_due_ms=whole.last_due_ms,
         damaged=round(whole.damaged),
         looked_at=whole.looked_at,
-        exact=whole.exact,
-        exact_parts=frozenset(part.name for part, one in parts.items() if one.exact),
+        exact=exact,
         window_by_clock=window_by_clock,
-        cancellations=round(whole.cancellations),
-        error=round(2 * math.sqrt(whole.variance)),
     )
 
 

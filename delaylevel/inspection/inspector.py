@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange
 from .distribution import Distribution, leading_window
 from .horizon import Horizon, build, by_part, edges
 from .live import LiveDispatchers
-from .sampling import sample
+from .sampling import is_small, sample
 from .selection import CHUNK, ReadProgress, Selection, read_in_parallel, without_cancelled
 from .snapshot import CountingAdmin, PendingSnapshot, observe, own_topic, take_snapshot
 
@@ -130,39 +129,44 @@ class Inspector:
     def horizon(self, *, exact: bool = False) -> Horizon:
         """Return the numbers of messages due in the next minute, hour, day and week, and in total.
 
-        By default, some entries of each partition are sampled. Small partitions are counted, and
-        the rest is an estimate.
+        By default, it is an estimate from some entries of each partition, unless few messages are
+        pending.
 
         Args:
             exact: True to read every message instead.
         """
         now_ms = self._clock.now_ms()
-        snapshot = self._snapshot(now_ms, most_journal_records=_JOURNAL_RECORDS)
-        sampled = zip(snapshot.ranges, sample(snapshot), strict=True)
-        make = partial(build, self.description.topic, now_ms, target=self.target)
-        estimate = make(
-            by_part(self.description, sampled),
-            window_by_clock=not all(snapshot.exact(item.source) for item in snapshot.ranges),
+        most = None if exact else _JOURNAL_RECORDS
+        snapshot = self._snapshot(now_ms, most_journal_records=most)
+        counts = exact or is_small(snapshot)
+        found = self._count(snapshot, edges(now_ms)) if counts else self._sample(snapshot)
+        by_clock = not all(snapshot.exact(item.source) for item in snapshot.ranges)
+        return build(
+            self.description.topic,
+            now_ms,
+            by_part(self.description, found),
+            exact=counts and not by_clock,
+            target=self.target,
+            window_by_clock=by_clock,
         )
-        # In small partitions, which are read anyway, cancelled messages are not estimated.
-        if not (exact or (estimate.exact and estimate.cancellations)):
-            return replace(estimate, exact=estimate.exact and not estimate.cancellations)
-        complete = without_cancelled(self._snapshot(now_ms), self._progress)
-        counted = self._count(complete, edges(now_ms, estimate.last_due_ms))
-        return make(by_part(self.description, counted), last_due_ms=estimate.last_due_ms)
+
+    @staticmethod
+    def _sample(snapshot: PendingSnapshot) -> Iterator[tuple[PendingRange, Distribution]]:
+        return zip(snapshot.ranges, sample(snapshot), strict=True)
 
     def _count(
         self, snapshot: PendingSnapshot, edges_ms: Sequence[int]
     ) -> Generator[tuple[PendingRange, Distribution], None, None]:
         """Count the messages of each range, and yield ranges in any order."""
+        complete = without_cancelled(snapshot, self._progress)
 
         def read(item: PendingRange) -> Iterator[tuple[PendingRange, Distribution]]:
             counted, own = Distribution(), own_topic(item.source)
-            with closing(snapshot.read(item)) as messages:
+            with closing(complete.read(item)) as messages:
                 while found := [observe(one, own) for one in islice(messages, CHUNK)]:
                     self._progress.add(len(found))
                     counted.looked_at += len(found)
-                    counted.count(snapshot.select(item.source, found), edges_ms)
+                    counted.count(complete.select(item.source, found), edges_ms)
             yield item, counted
 
         return read_in_parallel(snapshot.ranges, read)

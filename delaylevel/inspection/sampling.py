@@ -1,20 +1,18 @@
 """Estimated distributions of due times, from sampled entries of each partition.
 
-A reader is opened for each sampled entry. Small partitions are read completely, so their messages
-are counted.
+A reader is opened for each sampled entry.
 
 The broker knows the number of entries and of bytes of a partition, but of its messages only those
 that were published since it opened the partition. Entries have 1 to 1,024 messages, and a few
 samples would say little about their mean. Messages differ less in size: the number of messages is
 that of the bytes, without those of the entries themselves, divided by the mean size of a sampled
 message. Compressed payloads have another size in the client, so for them the samples' mean number
-of messages in an entry has to do. The differences between the samples of a partition give the
-standard error.
+of messages in an entry has to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -44,8 +42,14 @@ _ENTRY_BYTES = 60
 # Bytes of a message in an entry, besides its texts and its payload; and those of a property.
 _MESSAGE_BYTES, _PROPERTY_BYTES = 10, 6
 _EVENT_TIME_BYTES = 7
-# Number of messages that may be read, in addition to the samples, to count small partitions.
+# Number of messages that are counted rather than sampled.
 _COUNTED = 8_000
+
+
+def is_small(snapshot: PendingSnapshot) -> bool:
+    """Return True if counting all messages of a snapshot takes no longer than sampling them."""
+    sizes = _sizes(snapshot)
+    return sum(len(entries) * (mean or LARGEST_BATCH) for entries, mean, _ in sizes) <= _COUNTED
 
 
 def sample(snapshot: PendingSnapshot) -> list[Distribution]:
@@ -57,39 +61,12 @@ def sample(snapshot: PendingSnapshot) -> list[Distribution]:
         _RangeSampler(snapshot, item, *size)
         for item, size in zip(ranges, _sizes(snapshot), strict=True)
     ]
-    small = _small(samplers)
-    large = [sampler for sampler in samplers if sampler not in small]
     # The first sample of a range shows the size of its entries, and so which to sample next.
-    in_parallel(lambda sampler: sampler.sample(0), large)
+    in_parallel(lambda sampler: sampler.sample(0), samplers)
     most = max(1, min(_MOST_ENTRIES, _ENTRIES // len(ranges)))
-    work = [(sampler, number) for sampler in large for number in sampler.further_entries(most)]
+    work = [(sampler, number) for sampler in samplers for number in sampler.further_entries(most)]
     in_parallel(lambda one: one[0].sample(one[1]), work)
-    found = in_parallel(lambda one: one.count() if one in small else one.estimate(), samplers)
-    _add_errors(samplers, found)
-    return found
-
-
-def _add_errors(samplers: Sequence[_RangeSampler], found: Sequence[Distribution]) -> None:
-    """Set the variance of the number of messages in each range.
-
-    The relative differences within a range are similar in all ranges, each of which may have only
-    a few samples.
-    """
-    shares = [one.shares() for one in samplers]
-    degrees = sum(max(0, len(values) - 1) for values in shares)
-    if not degrees:
-        # One sample for each range: their differences must do.
-        shares = [[share for values in shares for share in values]]
-        degrees = max(1, len(shares[0]) - 1)
-    squares = 0.0
-    for values in shares:
-        mean = sum(values) / len(values) if values else 0.0
-        if mean:
-            squares += sum((value / mean - 1) ** 2 for value in values)
-    for sampler, distribution in zip(samplers, found, strict=True):
-        samples = len(sampler.shares())
-        if samples:
-            distribution.variance = squares / degrees * distribution.total**2 / samples
+    return [sampler.estimate() for sampler in samplers]
 
 
 def _sizes(snapshot: PendingSnapshot) -> Iterator[tuple[EntryRange, float | None, bool]]:
@@ -157,11 +134,6 @@ class _RangeSampler:
         self._queue = _WINDOW_MESSAGES // 4 if self._in_window else 1
         self._samples: list[_EntrySample] = []
 
-    @property
-    def most_messages(self) -> float:
-        """The approximate number of messages; the largest possible one if it is unknown."""
-        return len(self._entries) * (self._per_entry or LARGEST_BATCH)
-
     def further_entries(self, most: int) -> list[int]:
         """Return the numbers of further entries to sample, so that samples do not overlap."""
         room = max(1, len(self._entries) // max(1, 2 * self._queue))
@@ -207,20 +179,10 @@ class _RangeSampler:
             )
         )
 
-    def count(self) -> Distribution:
-        """Read the whole range."""
-        with closing(self._snapshot.read(self._item)) as messages:
-            found = [observe(one, self._own_topic) for one in messages]
-        source = self._item.source
-        result = Distribution(exact=self._snapshot.exact(source), looked_at=len(found))
-        result.add(self._snapshot.select(source, found))
-        result.subtract(self._snapshot.cancelling(source, found))
-        return result
-
     def estimate(self) -> Distribution:
         """Return the distribution in which each sample represents the entries up to the next."""
         samples = sorted(self._samples, key=lambda one: one.number)
-        result = Distribution(exact=False, looked_at=sum(one.read for one in samples))
+        result = Distribution(looked_at=sum(one.read for one in samples))
         if not samples:
             return result
         # The first and the last entry have other numbers of messages than most.
@@ -239,17 +201,8 @@ class _RangeSampler:
             weight = stretch * scale / here.read
             spread_ms = 0 if self._in_window else until_ms - here.publish_ms
             result.add(here.pending, weight, spread_ms)
-            result.subtract(here.cancelling, weight, spread_ms)
+            result.add(here.cancelling, -weight, spread_ms)
         return result
-
-    def shares(self) -> list[float]:
-        """Return what each sample says about the number of messages, in any unit."""
-        samples = self._sized()
-        if self._counted:
-            return [len(one.pending) / one.read for one in samples]
-        if self._by_bytes:
-            return [len(one.pending) / one.read / one.size for one in samples]
-        return [len(one.pending) / one.read * one.per_entry for one in samples]
 
     @property
     def _by_bytes(self) -> bool:
@@ -282,15 +235,3 @@ def _stored_bytes(message: Any, seen: Observation) -> float:
     properties = _PROPERTY_BYTES * len(seen.properties)
     event_time = _EVENT_TIME_BYTES if message.event_timestamp() else 0
     return _MESSAGE_BYTES + properties + encoded + event_time + len(message.data())
-
-
-def _small(samplers: Sequence[_RangeSampler]) -> set[_RangeSampler]:
-    """Return the smallest ranges, as many as may be read completely."""
-    chosen = set()
-    left = float(_COUNTED)
-    for sampler in sorted(samplers, key=lambda one: one.most_messages):
-        left -= sampler.most_messages
-        if left < 0:
-            break
-        chosen.add(sampler)
-    return chosen

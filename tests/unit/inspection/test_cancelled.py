@@ -75,7 +75,6 @@ def test_a_sampled_horizon_is_reduced_by_the_cancellations(
         producer.cancel(receipt)
     found = look.horizon()
     assert not found.exact
-    assert not found.exact_parts or found.cancellations == 20
     assert found.messages == pytest.approx(40, abs=8)
     assert all(count >= 0 for row in found.within for count in row.parts.values())
     assert look.horizon(exact=True).messages == 40
