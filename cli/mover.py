@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.cluster.threads import stop_on_signals
-from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import format_duration, shell
 
@@ -48,12 +45,6 @@ _INSTANCES = (
     Column("error"),
     Column("worker", wide=True),
 )
-_name_option = click.option(
-    "--function-name",
-    "name",
-    metavar="NAME",
-    help="Name of the Function; by default that of the level topic.",
-)
 
 
 @examples(
@@ -67,9 +58,8 @@ def mover() -> None:
     """Hand off near-due messages from level topics.
 
     They go to a finer level, the final window or their business topic. `run` starts the Spark job;
-    `delaylevel run` contains a mover without Spark. `deploy`, `status`, `logs`, `restart` and
-    `delete` manage the Function, a mover inside Pulsar, for level topics made with
-    `levels create --mover function`.
+    `delaylevel run` contains a mover without Spark. `deploy`, `status` and `delete` manage the
+    Function, a mover inside Pulsar, for level topics made with `levels create --mover function`.
     """
 
 
@@ -78,9 +68,7 @@ def mover() -> None:
     "delaylevel mover deploy orders",
     "delaylevel mover deploy orders --parallelism 3 --cpu 0.5 --ram-mb 256",
     "delaylevel mover deploy orders --worker-admin-url http://broker.internal:8080",
-    "delaylevel mover deploy orders --worker-python 3.11 --worker-platform manylinux2014_x86_64",
 )
-@_name_option
 @click.option("--parallelism", type=click.IntRange(1), default=1, help="Number of instances.")
 @click.option("--cpu", type=float, default=1.0, help="CPU cores of an instance.")
 @click.option(
@@ -120,41 +108,17 @@ def mover() -> None:
     metavar="PATH",
     help="File on the workers with trusted certificates (PEM).",
 )
-@click.option(
-    "--worker-python",
-    metavar="X.Y",
-    help="Python version of the workers, if it differs from this one; pip downloads its wheels.",
-)
-@click.option(
-    "--worker-platform",
-    metavar="TAG",
-    help="Platform of the workers, e.g. manylinux2014_x86_64; goes with --worker-python.",
-)
-def deploy(
-    settings: Settings,
-    topic: str,
-    worker_python: str | None,
-    worker_platform: str | None,
-    output: str,
-    **fields: Any,
-) -> None:
+def deploy(settings: Settings, topic: str, output: str, **fields: Any) -> None:
     """Deploy or update the Function of TOPIC.
 
     The workers' Python needs `delaylevel[functions]`.
 
     TOPIC is a business topic or a level topic that was made with `levels create --mover function`.
-    The archive for the workers has the packages that are installed here. Only --worker-python
-    downloads anything: pip fetches wheels for that Python to this machine.
+    The archive for the workers has the packages that are installed here. They must fit the workers'
+    Python: run this with the same minor version, on the same kind of machine.
     """
     from delaylevel.functions import deployment
-    from delaylevel.functions.archive import WorkerPython
 
-    if (worker_python is None) != (worker_platform is None):
-        raise InvalidInputError(
-            "--worker-python and --worker-platform belong together: give both or neither"
-        )
-    if worker_python and worker_platform:
-        fields["worker_python"] = WorkerPython(worker_python, worker_platform)
     wanted = deployment.FunctionOptions(**fields)
     with settings.level_topic(topic) as (connection, _, described):
         made = deployment.deploy(connection, described, wanted)
@@ -176,8 +140,7 @@ def deploy(
 @options.topic_command(
     mover, "delaylevel mover status orders", "delaylevel mover status orders -o json"
 )
-@_name_option
-def status(settings: Settings, topic: str, name: str | None, output: str) -> None:
+def status(settings: Settings, topic: str, output: str) -> None:
     """Show the state of the Function of TOPIC.
 
     This includes its instances, problems and remedies. The exit code is 1 if an instance is down.
@@ -185,8 +148,7 @@ def status(settings: Settings, topic: str, name: str | None, output: str) -> Non
     from delaylevel.functions import deployment, health
 
     with settings.level_topic(topic) as (connection, admin, described):
-        called = deployment.function_name(described, name)
-        at = health.status(connection, admin, described, called, SystemClock().now_ms())
+        at = health.status(connection, admin, described, SystemClock().now_ms())
     rows = [
         {
             "instance": item.number,
@@ -198,7 +160,7 @@ def status(settings: Settings, topic: str, name: str | None, output: str) -> Non
         for item in at.instances
     ]
     view = {
-        "function": called,
+        "function": deployment.function_name(described),
         "level_topic": described.topic,
         "running": f"{at.running} of {len(at.instances)}",
         "backlog_entries": at.level.backlog_entries,
@@ -220,72 +182,17 @@ def status(settings: Settings, topic: str, name: str | None, output: str) -> Non
         click.get_current_context().exit(1)
 
 
-@options.topic_command(mover, "delaylevel mover restart orders", prints=False)
-@_name_option
-def restart(settings: Settings, topic: str, name: str | None) -> None:
-    """Restart all instances of the Function of TOPIC.
-
-    Messages may be duplicated, but none is lost. Use it after a restart of a standalone broker,
-    which does not start its functions again.
-    """
-    from delaylevel.functions import deployment
-
-    with settings.level_topic(topic) as (connection, _, described):
-        called = deployment.function_name(described, name)
-        deployment.restart(connection, called)
-    note(f"{called} is restarting.")
-
-
 @options.topic_command(mover, "delaylevel mover delete orders", prints=False)
-@_name_option
-def delete(settings: Settings, topic: str, name: str | None) -> None:
+def delete(settings: Settings, topic: str) -> None:
     """Delete the Function of TOPIC. Parked messages and their subscriptions stay."""
     from delaylevel.functions import deployment
 
     with settings.level_topic(topic) as (connection, _, described):
-        called = deployment.function_name(described, name)
-        deployment.delete(connection, described, called)
+        called = deployment.delete(connection, described)
     note(
         f"{called} is deleted. The backlog of {described.topic} stays, and waits for "
         f"`delaylevel mover deploy {shell(topic)}`."
     )
-
-
-@options.topic_command(
-    mover,
-    "delaylevel mover logs orders",
-    "delaylevel mover logs orders --lines 500",
-    "delaylevel mover logs orders --follow",
-    prints=False,
-)
-@click.option(
-    "-n", "--lines", type=click.IntRange(min=0), default=100, help="Number of lines to show."
-)
-@click.option("-f", "--follow", is_flag=True, help="Print new lines until Ctrl-C.")
-def logs(settings: Settings, topic: str, lines: int, follow: bool) -> None:
-    """Print the log of the Function of TOPIC.
-
-    Its instances log to a topic, which the broker keeps for a while: by default until its ledger
-    rolls over, within a few hours. Failures before an instance starts are only in the worker's own
-    log.
-    """
-    from delaylevel.functions import deployment
-
-    with (
-        settings.level_topic(topic) as (connection, admin, described),
-        settings.client(connection) as client,
-    ):
-        log = deployment.log_topic(described)
-        kept = list(deployment.log_lines(client, admin, log))
-        for line in kept[-lines:] if lines else ():
-            click.echo(line)
-        if not kept:
-            note("The log is empty. An instance starts to log at its first ready message.")
-        if follow:
-            every = deployment.log_lines(client, admin, log, follow=True)
-            with contextlib.suppress(KeyboardInterrupt):  # the normal end
-                for line in itertools.islice(every, len(kept), None):
-                    click.echo(line)
 
 
 @examples(

@@ -3,8 +3,7 @@
 ``NAME/src/`` contains this project, without the parts for Spark and the command line, and its
 requirements, except for ``pulsar-client[functions]``, which the worker's Python needs to run any
 Function. These are the packages installed here, so they fit a Python of the same minor version on
-the same kind of machine. For another Python they are downloaded on this machine when the archive is
-built; a worker never downloads anything.
+the same kind of machine. Neither side downloads anything.
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ import importlib.metadata
 import importlib.util
 import io
 import re
-import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from delaylevel.errors import ConfigError
@@ -45,27 +41,12 @@ _EXCLUDED_SUFFIXES = (".pyc", ".pyi", ".pyx", ".pxd", ".pxi", ".h", ".hpp", ".cc
 _DATE = (2020, 1, 1, 0, 0, 0)
 
 
-@dataclass(frozen=True)
-class WorkerPython:
-    """The workers' Python, if it differs from the one here.
-
-    Attributes:
-        version: e.g. ``3.11``.
-        platform: platform tag of wheels, e.g. ``manylinux2014_x86_64``.
-    """
-
-    version: str
-    platform: str
-
-
-def build(worker: WorkerPython | None = None) -> bytes:
+def build() -> bytes:
     """Return the archive, as a zip file."""
     # A worker would install wheels in ``deps/`` by pip at each start of an instance. What is in
     # ``src/`` is only put on the path.
-    names = _distributions(ROOTS)
     # A distribution may record a file twice.
-    files = dict(_project_files(PARTS))
-    files |= dict(_installed_files(names) if worker is None else _downloaded_files(worker, names))
+    files = dict(_project_files(PARTS)) | dict(_installed_files(_distributions(ROOTS)))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for inside, content in sorted(files.items()):
@@ -106,30 +87,6 @@ def _installed_files(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
             path = Path(str(file.locate()))
             if path.is_file():
                 yield file.as_posix(), path.read_bytes()
-
-
-def _downloaded_files(worker: WorkerPython, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield path and content of the files of the same versions for another Python."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--only-binary=:all:", "--python-version", worker.version]
-    command += ["--platform", worker.platform, "--implementation", "cp"]
-    command += [f"{name}=={importlib.metadata.version(name)}" for name in names]
-    with tempfile.TemporaryDirectory() as folder:
-        answer = subprocess.run(
-            [*command, "--dest", folder],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if answer.returncode:
-            raise ConfigError(
-                f"pip cannot download wheels for Python {worker.version} on {worker.platform}: "
-                f"{answer.stderr.strip()[-400:]}"
-            )
-        for path in Path(folder).glob("*.whl"):
-            with zipfile.ZipFile(path) as wheel:
-                for inside in (each for each in wheel.infolist() if not each.is_dir()):
-                    yield inside.filename, wheel.read(inside)
 
 
 def _distributions(roots: Iterable[str]) -> tuple[str, ...]:

@@ -38,7 +38,6 @@ class FunctionSettings:
     """The user configuration of one Function.
 
     Attributes:
-        log_topic: topic for log lines, besides the worker's own file; empty for none.
         tls_validate_hostname: False to accept a certificate of another host; for the admin
             interface, and for the Function's own clients.
     """
@@ -47,7 +46,6 @@ class FunctionSettings:
     admin_url: str
     receiver_queue: int = DEFAULT_RECEIVER_QUEUE
     in_flight: int = DEFAULT_IN_FLIGHT
-    log_topic: str = ""
     token_file: str | None = None
     tls_trust_certs_file: str | None = None
     tls_allow_insecure: bool = False

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from delaylevel import __version__
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.reader import PartitionReader
-from delaylevel.cluster.rest.admin import Admin
-from delaylevel.errors import ConfigError, LevelTopicError, NotFoundError
+from delaylevel.errors import ConfigError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
-from delaylevel.model.position import EARLIEST
-from delaylevel.model.topic_name import TopicName
 
-from .archive import FILE_NAME, WorkerPython, build
+from .archive import FILE_NAME, build
 from .consumer_loop import DEFAULT_RECEIVER_QUEUE, FunctionSettings, check_movable, source_topics
 from .relay import DEFAULT_IN_FLIGHT
 from .worker import FunctionsWorker
 
 CLASS_NAME = "delaylevel.functions.mover.LevelMover"
-LOG_SUFFIX = "-function-log"
 # The worker's own consumers only deliver the first message.
 _WORKERS_QUEUE = 10
 _MB = 1024 * 1024
-_LOG_POLL_MS = 1000
 
 
 @dataclass(frozen=True)
@@ -34,7 +26,6 @@ class FunctionOptions:
     """Options of a level topic's Function.
 
     Attributes:
-        name: name of the function; None for the level topic's name.
         parallelism: number of instances.
         cpu: cores for each instance, if the worker can limit them (Kubernetes).
         ram_mb: memory for each instance in MB, if the worker can limit it.
@@ -45,10 +36,8 @@ class FunctionOptions:
             workers' credentials.
         tls_trust_certs_file: file on the workers with certificates for the admin interface; None
             for those by which the workers trust the cluster.
-        worker_python: the workers' Python; None if it is like the one here.
     """
 
-    name: str | None = None
     parallelism: int = 1
     cpu: float = 1.0
     ram_mb: int = 512
@@ -57,7 +46,6 @@ class FunctionOptions:
     admin_url: str | None = None
     token_file: str | None = None
     tls_trust_certs_file: str | None = None
-    worker_python: WorkerPython | None = None
 
     def __post_init__(self) -> None:
         if self.parallelism < 1:
@@ -81,21 +69,9 @@ class Deployed:
     config: dict[str, Any]
 
 
-def function_name(description: LevelTopicDescription, name: str | None = None) -> str:
-    """Return ``tenant/namespace/name`` of a level topic's Function.
-
-    Raises:
-        ConfigError: the name is not valid.
-    """
-    chosen = name or description.name.local
-    if not chosen or "/" in chosen:
-        raise ConfigError(f"{chosen!r} is not a valid function name: it must not contain a slash")
-    return f"{description.name.namespace_path}/{chosen}"
-
-
-def log_topic(description: LevelTopicDescription) -> str:
-    """Return the topic for the log lines of the instances."""
-    return description.name.with_suffix(LOG_SUFFIX).full
+def function_name(description: LevelTopicDescription) -> str:
+    """Return ``tenant/namespace/name`` of a level topic's Function."""
+    return f"{description.name.namespace_path}/{description.name.local}"
 
 
 def function_config(
@@ -107,13 +83,12 @@ def function_config(
         LevelTopicError: a Function may not move this level topic.
     """
     check_movable(description)
-    tenant, namespace, name = function_name(description, options.name).split("/")
+    tenant, namespace, name = function_name(description).split("/")
     settings = FunctionSettings(
         level_topic=description.topic,
         admin_url=options.admin_url or connection.admin_url,
         receiver_queue=options.receiver_queue,
         in_flight=options.in_flight,
-        log_topic=log_topic(description),
         token_file=options.token_file,
         tls_trust_certs_file=options.tls_trust_certs_file,
         tls_allow_insecure=connection.tls_allow_insecure,
@@ -155,43 +130,24 @@ def deploy(
         AdminError: the worker refused the Function.
     """
     config = function_config(description, connection, options)
-    function = function_name(description, options.name)
+    function = function_name(description)
     with FunctionsWorker(connection) as worker:
         existing = worker.config(function)
         if existing is not None:
             _check_ours(function, existing, description)
-        package = build(options.worker_python)
         send = worker.create if existing is None else worker.update
-        send(config, package)
+        send(config, build())
     return Deployed(function, existing is not None, config)
 
 
-def restart(connection: Connection, function: str) -> None:
-    """Restart all instances.
-
-    Args:
-        function: ``tenant/namespace/name``.
-
-    Raises:
-        LevelTopicError: the Function is not deployed.
-    """
-    with FunctionsWorker(connection) as worker:
-        try:
-            worker.restart(function)
-        except NotFoundError as error:
-            raise not_deployed(function) from error
-
-
-def delete(connection: Connection, description: LevelTopicDescription, function: str) -> None:
-    """Remove the Function; messages and acknowledgements stay.
-
-    Args:
-        function: ``tenant/namespace/name``.
+def delete(connection: Connection, description: LevelTopicDescription) -> str:
+    """Remove the Function, and return its name; messages and acknowledgements stay.
 
     Raises:
         LevelTopicError: the Function is not deployed, or its removal would delete the
             subscriptions, and with them the parked messages.
     """
+    function = function_name(description)
     with FunctionsWorker(connection) as worker:
         existing = worker.config(function)
         if existing is None:
@@ -204,6 +160,7 @@ def delete(connection: Connection, description: LevelTopicDescription, function:
                 "it to false, and then delete it"
             )
         worker.delete(function)
+    return function
 
 
 def not_deployed(function: str) -> LevelTopicError:
@@ -220,21 +177,6 @@ def _check_ours(
     if existing.get("className") != CLASS_NAME or topic != description.topic:
         what = f"moves {topic}" if topic else f"is {existing.get('className')}"
         raise LevelTopicError(
-            f"function {function} exists and {what}: choose another name with --name"
+            f"function {function} exists and {what}: create a level topic of another name, or "
+            "delete that function"
         )
-
-
-def log_lines(client: Any, admin: Admin, topic: str, *, follow: bool = False) -> Iterator[str]:
-    """Yield the stored log lines of the instances, oldest first.
-
-    Args:
-        topic: topic from :func:`log_topic`.
-        follow: True to wait for new lines, without an end.
-    """
-    if not follow and not admin.topic_exists(TopicName.parse(topic)):
-        return
-    with closing(PartitionReader(client, topic, EARLIEST)) as reader:
-        while follow or reader.has_message_available():
-            message = reader.receive(_LOG_POLL_MS)
-            if message is not None:
-                yield message.data().decode("utf-8", "replace")

@@ -16,7 +16,7 @@ from delaylevel.topics import status as levelstatus
 from delaylevel.topics.status import LevelTopicStatus
 
 from .consumer_loop import source_topics
-from .deployment import not_deployed
+from .deployment import function_name, not_deployed
 from .worker import FunctionsWorker
 
 _CONSUMER = "delaylevel-function@"
@@ -66,21 +66,17 @@ class FunctionStatus:
 
 
 def status(
-    connection: Connection,
-    admin: TopicAdmin,
-    description: LevelTopicDescription,
-    function: str,
-    now_ms: int,
+    connection: Connection, admin: TopicAdmin, description: LevelTopicDescription, now_ms: int
 ) -> FunctionStatus:
     """Return the status of a Function and its level topic; nothing is acknowledged or moved.
 
     Args:
-        function: ``tenant/namespace/name``.
         now_ms: present time, ms since the epoch.
 
     Raises:
         LevelTopicError: the Function is not deployed.
     """
+    function = function_name(description)
     with FunctionsWorker(connection) as worker:
         config = worker.config(function)
         if config is None:
@@ -134,7 +130,7 @@ def problems_of(
     topic = level.description.topic
     found = []
     if down := [instance for instance in instances if not instance.running]:
-        found.append(_why_down(down, topic))
+        found.append(_why_down(down, function_name(level.description)))
     for instance in instances:
         for line in instance.exceptions[:3]:
             found.append(f"instance {instance.number} failed: {line.splitlines()[-1]}")
@@ -150,12 +146,12 @@ def problems_of(
             f"update it with `delaylevel mover deploy {shell(topic)}`"
         )
     if level.late and not down:
-        found.append(_why_behind(level, topic))
+        found.append(_why_behind(level))
     if level.held_entries:
         found.append(
             f"{level.held_entries:,} entries are held because their target could not be written; "
-            "they are retried automatically. The log names the target (`delaylevel mover logs "
-            f"{shell(topic)}`)"
+            f"they are retried automatically. `delaylevel pending list {shell(topic)} --where "
+            "\"role = 'held'\" -o json` shows their targets and the reasons"
         )
     if level.dead_letter_entries:
         found.append(
@@ -173,18 +169,18 @@ def _misconfigured(config: Mapping[str, Any], description: LevelTopicDescription
         yield "its cleanupSubscription is true: deleting it would delete the parked messages"
 
 
-def _why_down(down: list[InstanceStatus], topic: str) -> str:
+def _why_down(down: list[InstanceStatus], function: str) -> str:
     numbers = ", ".join(str(instance.number) for instance in down)
     which = f"instance {numbers} is down" if len(down) == 1 else f"instances {numbers} are down"
-    restart = f"run `delaylevel mover restart {shell(topic)}`"
+    restart = f"run `pulsar-admin functions restart --fqfn {shell(function)}`"
     worst = max(down, key=lambda instance: instance.restarts)
     if worst.restarts > 1:
         return (
             f"{which}; the worker has started it {worst.restarts} times: most likely its Python "
             "lacks `delaylevel[functions]` (python3 on the worker: "
             "`pip install 'pulsar-client[functions]>=3.13,<3.14'`). Also, the archive's packages "
-            "must fit it (deploy with --worker-python and --worker-platform if it differs from "
-            "the one here). Only the worker's own output has the traceback"
+            "must fit it (deploy with a Python like it, on the same kind of machine). Only the "
+            "worker's own output has the traceback"
         )
     if worst.error:
         return (
@@ -194,7 +190,7 @@ def _why_down(down: list[InstanceStatus], topic: str) -> str:
     return f"{which}, and the worker gives no reason: {restart}"
 
 
-def _why_behind(level: LevelTopicStatus, topic: str) -> str:
+def _why_behind(level: LevelTopicStatus) -> str:
     lead_ms = level.description.levels.smallest_lead_ms
     late = (
         f"hand-offs are {format_duration(level.behind_ms)} behind, more than the lead of "
@@ -204,11 +200,10 @@ def _why_behind(level: LevelTopicStatus, topic: str) -> str:
     if readers and all(name.startswith(_CONSUMER) for name in readers):
         return (
             f"{late}. The instances work but do not keep up: raise --parallelism with "
-            "`delaylevel mover deploy`, or check for a slow target "
-            f"(`delaylevel mover logs {shell(topic)}`)"
+            "`delaylevel mover deploy`, or check for a slow target"
         )
     return (
-        f"{late}, and the instances do not receive messages yet. `delaylevel mover logs "
-        f"{shell(topic)}` shows if an instance cannot reach the admin interface "
-        "(--worker-admin-url), or is not allowed to use it"
+        f"{late}, and the instances do not receive messages yet. Their log, a file on the worker, "
+        "shows if one cannot reach the admin interface (--worker-admin-url), or is not allowed to "
+        "use it"
     )

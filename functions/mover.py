@@ -24,8 +24,6 @@ from delaylevel.errors import ConfigError
 from .consumer_loop import TOKEN_SECRET, ConsumerLoop, FunctionSettings
 from .relay import Relay, RelayReport
 
-log = logging.getLogger(__name__)
-
 
 def argument(arguments: Sequence[str], name: str) -> str | None:
     """Return the value of ``--name value``; None if it is missing or empty."""
@@ -123,8 +121,7 @@ def _consumer_loop(context: Any) -> ConsumerLoop:
         client = pulsar.Client(**client_arguments)
     name = f"{context.get_function_tenant()}/{context.get_function_namespace()}"
     name = f"delaylevel-function@{name}/{context.get_function_name()}#{context.get_instance_id()}"
-    if settings.log_topic:
-        _log_to(client, settings.log_topic, context.get_instance_id())
+    logging.getLogger("delaylevel").setLevel(logging.INFO)
     admin = Admin(
         settings.admin_url,
         token=token,
@@ -169,34 +166,3 @@ def metrics_of(report: RelayReport, in_flight: int) -> dict[str, float]:
         "in_flight": in_flight,
     }
     return {f"delaylevel_function_{name}": value for name, value in found.items()}
-
-
-class _TopicHandler(logging.Handler):
-    """Log handler that sends lines to a topic; all lines are also in the worker's file."""
-
-    def __init__(self, producer: Any, instance: str) -> None:
-        super().__init__(logging.INFO)
-        self._producer = producer
-        self.setFormatter(
-            logging.Formatter(f"%(asctime)s [{instance}] %(levelname)s %(name)s: %(message)s")
-        )
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Send one line."""
-        try:
-            self._producer.send_async(self.format(record).encode(), None)
-        except Exception:
-            self.handleError(record)
-
-
-def _log_to(client: Any, topic: str, instance: str) -> None:
-    ours = logging.getLogger("delaylevel")
-    ours.setLevel(logging.INFO)
-    for handler in ours.handlers[:]:
-        ours.removeHandler(handler)
-    try:
-        producer = client.create_producer(topic, max_pending_messages=1000)
-    except Exception as error:  # moving messages matters more than the log
-        log.warning("no log topic: %s", error)
-        return
-    ours.addHandler(_TopicHandler(producer, instance))

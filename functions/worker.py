@@ -64,10 +64,6 @@ class FunctionsWorker:
         """Return the worker's status of the instances."""
         return dict(self._get(f"{function}/status"))
 
-    def restart(self, function: str) -> None:
-        """Restart all instances."""
-        self._request("POST", f"{function}/restart")
-
     def delete(self, function: str) -> None:
         """Remove a function; cleanupSubscription decides whether its subscriptions stay."""
         self._request("DELETE", function)

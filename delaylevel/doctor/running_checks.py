@@ -51,7 +51,7 @@ def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]
     function = function_name(description)
     try:
         found = health.status(
-            context.cluster.connection, context.admin, description, function, context.now_ms
+            context.cluster.connection, context.admin, description, context.now_ms
         )
     except DelayLevelError as error:
         return [Problem(f"function {function}: {error}", deploy)]
@@ -60,8 +60,8 @@ def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]
     return [
         Problem(
             f"function {function}: {found.problems[0] if found.problems else 'instances are down'}",
-            f"`delaylevel mover restart {shell(description.topic)}`, and read "
-            f"`delaylevel mover logs {shell(description.topic)}`",
+            f"`pulsar-admin functions restart --fqfn {shell(function)}`, and read the log of its "
+            "instances on the workers",
         )
     ]
 

@@ -63,7 +63,7 @@ def _missing_mover(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> Missi
     overdue = f"hand-offs are overdue by {format_duration(at.behind_ms)}"
     function = at.description.mover is Mover.FUNCTION
     if names := ", ".join(at.consumers[:3]):
-        restart = f" (`delaylevel mover restart {shell(topic)}`)" * function
+        restart = " (`pulsar-admin functions restart`)" * function
         says = f"the mover of {topic} does not keep up: {names} is connected, and {overdue}"
         remedy = f"look at its log, and restart it{restart}"
         return MissingHost(says, remedy, "mover", stale=True) if at.late else None

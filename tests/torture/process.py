@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.rest.http import Rest
 from delaylevel.errors import DelayLevelError
 from delaylevel.functions import deployment
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -211,7 +212,7 @@ class MovingFunction(Victim):
 
     The worker gives it the broker's own address, so that only its admin calls go through a proxy.
     It starts an instance again that died, half a minute later; but none after its own restart:
-    there, docs/functions.md asks for `delaylevel mover restart`.
+    there, docs/functions.md asks for `pulsar-admin functions restart`.
     """
 
     name = "function"
@@ -221,11 +222,12 @@ class MovingFunction(Victim):
     ) -> None:
         self._broker = broker
         self._function = deployment.function_name(description)
+        self._rest = Rest(broker.connection.admin_url)
         options = deployment.FunctionOptions(admin_url=admin_url)
         deployment.deploy(broker.connection, description, options)
 
     def restart(self) -> None:
-        """Stop and start the instance, as `delaylevel mover restart` does.
+        """Stop and start the instance, as `pulsar-admin functions restart` does.
 
         Raises:
             DelayLevelError: the worker did not do it.
@@ -233,7 +235,7 @@ class MovingFunction(Victim):
         deadline_s = time.monotonic() + _WORKER_S
         while True:
             try:
-                deployment.restart(self._broker.connection, self._function)
+                self._rest.request("POST", f"functions/{self._function}/restart", api="v3")
                 return
             except DelayLevelError:
                 if time.monotonic() > deadline_s:

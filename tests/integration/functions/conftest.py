@@ -32,14 +32,14 @@ def deployed(
     connection: Connection,
 ) -> Iterator[Callable[..., deployment.Deployed]]:
     """``deployed(description, parallelism=1, …)``; more arguments go to FunctionOptions."""
-    made: list[tuple[LevelTopicDescription, str]] = []
+    made: list[LevelTopicDescription] = []
 
     def deploy(description: LevelTopicDescription, **options: Any) -> deployment.Deployed:
         found = deployment.deploy(connection, description, deployment.FunctionOptions(**options))
-        made.append((description, found.function))
+        made.append(description)
         return found
 
     yield deploy
-    for description, function in made:
+    for description in made:
         with contextlib.suppress(DelayLevelError):
-            deployment.delete(connection, description, function)
+            deployment.delete(connection, description)

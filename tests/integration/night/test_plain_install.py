@@ -65,7 +65,7 @@ COMMANDS: dict[str, list[tuple[str, str]]] = {
 # They manage a broker on this machine or a Function in the cluster, and need no extra here.
 OTHERS = {
     *("broker fetch", "broker start", "broker stop"),
-    *("mover delete", "mover deploy", "mover logs", "mover restart", "mover status"),
+    *("mover delete", "mover deploy", "mover status"),
 }
 
 

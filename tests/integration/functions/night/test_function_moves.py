@@ -32,7 +32,7 @@ def test_delete_keeps_parked_messages_and_a_new_deployment_moves_them(
     world.drained(description)  # acknowledgement follows arrival
     for number in range(20):
         producer.send(b"%d" % number, deliver_after=timedelta(seconds=8))
-    deployment.delete(connection, description, made.function)
+    deployment.delete(connection, description)
     # No mover runs, so these stay whatever their due times.
     for number in range(20, 40):
         producer.send(b"%d" % number, deliver_after=timedelta(seconds=4))
@@ -40,13 +40,13 @@ def test_delete_keeps_parked_messages_and_a_new_deployment_moves_them(
     for member in description.members():
         assert SUBSCRIPTION in world.admin.subscriptions(member.topic.partition(0))
     with pytest.raises(LevelTopicError, match="is not deployed"):
-        deployment.restart(connection, made.function)
+        deployment.delete(connection, description)
     with pytest.raises(LevelTopicError, match="is not deployed"):
-        health.status(connection, world.admin, description, made.function, 0)
+        health.status(connection, world.admin, description, 0)
     assert not deployed(description).updated
     again = deployed(description, parallelism=2)
     assert again.updated
     found = get(40, 120)  # an instance that fails at its start is restarted after 30 s
     assert {item.message.data() for item in found} == {b"%d" % n for n in range(40)}
-    at = health.status(connection, world.admin, description, made.function, SystemClock().now_ms())
+    at = health.status(connection, world.admin, description, SystemClock().now_ms())
     assert len(at.instances) == 2
