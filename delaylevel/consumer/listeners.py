@@ -193,8 +193,6 @@ class Listeners:
         cls,
         config_file: str | os.PathLike[str] | None = None,
         *,
-        producer: Mapping[str, Any] | None = None,
-        listeners: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] = os.environ,
         stop_timeout: timedelta | str = timedelta(seconds=30),
         **connection: Any,
@@ -202,26 +200,21 @@ class Listeners:
         """Return listeners with a client of their own and configured defaults.
 
         The configuration file has the connection, as for the command line, and the tables
-        ``[producer]``, ``[listeners]`` and ``[listeners.NAME]``. Arguments override it. The client
-        is closed when the application ends.
+        ``[listeners]`` and ``[listeners.NAME]``. The client is closed when the application ends.
 
         Args:
             config_file: the file; by default ``DELAYLEVEL_CONFIG``, or ``delaylevel/config.toml``
                 in the user's configuration directory.
-            producer: defaults of :meth:`create_producer`.
-            listeners: defaults of :meth:`on`.
             environ: the environment.
             stop_timeout: time for running handlers to finish when the application stops.
-            connection: addresses and credentials, as in the file.
+            connection: addresses and credentials, as in the file; they override it.
 
         Raises:
             ConfigError: a value or file is invalid; the text names its source, never a secret.
         """
         from .config import ApplicationConfig
 
-        config = ApplicationConfig.load(
-            config_file, producer=producer, listeners=listeners, environ=environ, **connection
-        )
+        config = ApplicationConfig.load(config_file, environ=environ, **connection)
         app = cls(config.open_client(), stop_timeout=stop_timeout)
         app._config = config
         return app
@@ -232,17 +225,6 @@ class Listeners:
             return []
         unused = self._config.by_name.keys() - {listener.name for listener in self._listeners}
         return sorted(f"[listeners.{name}]" for name in unused)
-
-    def create_producer(self, topic: str, **options: Any) -> Any:
-        """Create a producer with the configured defaults.
-
-        Args:
-            topic: the business topic.
-            options: arguments of :meth:`delaylevel.DelayLevelClient.create_producer`; they override
-                the configuration.
-        """
-        configured = {} if self._config is None else self._config.producer
-        return self.client.create_producer(topic, **{**configured, **options})
 
     @property
     def listeners(self) -> tuple[Listener, ...]:

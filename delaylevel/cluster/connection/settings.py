@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "DELAYLEVEL_"
-#: Tables of the file that are for applications with producers and listeners.
-TABLES = ("producer", "listeners")
+#: The table of the file that is for applications with listeners.
+TABLE = "listeners"
 
 # Texts for the types of errors of pydantic, whose own texts name its concepts.
 _TEXTS = {
@@ -66,7 +66,7 @@ def read_config(path: Path, known: Collection[str], *, must_exist: bool) -> dict
     """Return the contents of a configuration file; empty if there is none.
 
     Args:
-        known: settings of the connection. Other settings are refused, except `TABLES`.
+        known: settings of the connection. Other settings are refused, except `TABLE`.
     """
     try:
         settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -81,11 +81,11 @@ def read_config(path: Path, known: Collection[str], *, must_exist: bool) -> dict
         raise ConfigError(f"{path} is not TOML: {str(error).splitlines()[0]}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
-    unknown = sorted(settings.keys() - {*known, *TABLES})
+    unknown = sorted(settings.keys() - {*known, TABLE})
     if unknown:
         raise ConfigError(
             f"{path} has unknown settings: {', '.join(unknown)} "
-            f"(known: {', '.join([*known, *(f'[{table}]' for table in TABLES)])})"
+            f"(known: {', '.join([*known, f'[{TABLE}]'])})"
         )
     return settings
 
@@ -262,7 +262,7 @@ class Connection(BaseModel):
         }
         path, must_exist = config_path(config_file, environ)
         contents = read_config(path, tuple(arguments), must_exist=must_exist)
-        from_file = {name: value for name, value in contents.items() if name not in TABLES}
+        from_file = {name: value for name, value in contents.items() if name != TABLE}
         for name in from_file.keys() & _PATHS:  # they are relative to the file
             if not isinstance(from_file[name], str):
                 raise ConfigError(f"{path}: {name} must be a string")

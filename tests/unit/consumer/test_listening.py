@@ -224,7 +224,7 @@ def test_the_listeners_of_a_module_run_here(memory_pulsar: MemoryPulsar) -> None
     @app.on("orders", subscription="billing", retry=["1d"])
     def bill(message: ReceivedMessage) -> None:
         scene.add(message)
-        app.create_producer("bills").send(b"bill")
+        app.client.create_producer("bills").send(b"bill")
         if message.attempt == 1:
             raise ValueError
 
