@@ -224,11 +224,6 @@ def delete(settings: Settings, topic: str) -> None:
     metavar="MODULE:FUNCTION",
     help="Function that transforms the DataFrame between source and sink.",
 )
-@click.option(
-    "--executor-python",
-    metavar="NAME|PATH",
-    help="Python of the executors; by default this version, from their PATH.",
-)
 @options.metrics
 @pass_settings
 def run(

@@ -252,7 +252,6 @@ def spark_session(
     conf = {**settings.spark_conf}
     if settings.master == "local" or settings.master.startswith("local["):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         conf.setdefault("spark.driver.host", "127.0.0.1")
         conf.setdefault("spark.driver.bindAddress", "127.0.0.1")
         if not steps:
@@ -260,9 +259,12 @@ def spark_session(
             # the Python processes on the same cores than they save.
             conf.setdefault(_JAVA_OPTIONS, f"{_DEFAULTS[_JAVA_OPTIONS]} {_LIGHT_JAVA}")
     else:
-        environment, found = python_of_executors(settings.executor_python, conf)
-        os.environ.update(environment)
-        conf.update(found)
+        # Spark starts the Python processes of the source on the driver's machine by the same name
+        # as on executors. So the name must lead to this Python here, and to theirs there.
+        path = os.environ.get("PATH", _SYSTEM_PATH)
+        os.environ["PATH"] = f"{Path(sys.executable).parent}:{path}"
+        os.environ.setdefault("PYSPARK_PYTHON", "python{}.{}".format(*sys.version_info[:2]))
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if connection.token is not None:
         os.environ[_TOKEN_VARIABLE] = connection.token.get_secret_value()
     values = {
@@ -311,35 +313,6 @@ def _hide_environments(spark: Any) -> None:
     for name in _LOGGERS_OF_ENVIRONMENTS:
         if log4j.LogManager.getLogger(name).isDebugEnabled():
             log4j.core.config.Configurator.setLevel(name, log4j.Level.INFO)
-
-
-def python_of_executors(
-    python: str | None, conf: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the environment of the driver and Spark's settings by which each finds its Python.
-
-    Args:
-        python: name or path of the executors' Python; ``python3.X`` of this version by default.
-        conf: the other settings of Spark.
-    """
-    # Spark starts the Python processes of the source on the driver's machine by the same name as on
-    # executors. That name must lead to this Python here, and to theirs there.
-    default = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    name = Path(python).name if python else default
-    here = Path(sys.executable).parent
-    if not (here / name).exists():
-        raise ConfigError(
-            f"there is no {name} next to this Python ({sys.executable}): the executors' Python "
-            f"must have a name that this one has too, such as {default}"
-        )
-    path = os.environ.get("PATH", _SYSTEM_PATH)
-    if path.split(":")[0] != str(here):
-        path = f"{here}:{path}"
-    driver = {"PATH": path, "PYSPARK_PYTHON": name, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    variable = "spark.executorEnv.PATH"
-    if python is None or os.sep not in python:
-        return driver, {}
-    return driver, {variable: f"{os.path.dirname(python)}:{conf.get(variable, _SYSTEM_PATH)}"}
 
 
 @contextlib.contextmanager

@@ -25,8 +25,6 @@ class SyncSettings:
         master: Spark's master.
         options: further options of the source, e.g. ``failOnDataLoss``.
         spark_conf: further Spark settings.
-        executor_python: the Python of a cluster's executors, a name in their PATH or a path. It
-            must have the driver's minor version; ``python3.X`` by default.
         metrics_port: the port that serves metrics for Prometheus; 0 for any free port, None for
             no metrics.
         metrics_address: the address of the interface that serves the metrics.
@@ -39,7 +37,6 @@ class SyncSettings:
     master: str = "local[2]"
     options: Mapping[str, str] = field(default_factory=dict)
     spark_conf: Mapping[str, str] = field(default_factory=dict)
-    executor_python: str | None = None
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
 

@@ -165,6 +165,7 @@ def test_a_killed_worker_loses_no_message(
     description = world.level_topic(LEVELS)
     (orders,) = description.targets
     environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    environment.pop("PYSPARK_PYTHON", None)  # the executors find their own by its name
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     conf = {

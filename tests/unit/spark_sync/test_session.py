@@ -1,10 +1,8 @@
-"""Tests of the Python and the token of executors."""
+"""A test of the token of executors."""
 
 from __future__ import annotations
 
 import logging
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,22 +12,7 @@ from pydantic import SecretStr
 pytest.importorskip("pyspark")
 
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.errors import ConfigError
-from delaylevel.spark_sync.job import enter_environment, python_of_executors
-
-NAME = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-
-
-def test_the_python_of_executors_is_found_in_their_path() -> None:
-    driver, conf = python_of_executors(f"/opt/python/bin/{NAME}", {})
-    assert conf["spark.executorEnv.PATH"].split(":")[0] == "/opt/python/bin"
-    assert driver["PYSPARK_PYTHON"] == NAME
-    assert driver["PATH"].split(":")[0] == str(Path(sys.executable).parent)
-    assert python_of_executors(None, {})[1] == {}
-    own = {"spark.executorEnv.PATH": "/own"}
-    assert python_of_executors(f"/opt/{NAME}", own)[1] == {"spark.executorEnv.PATH": "/opt:/own"}
-    with pytest.raises(ConfigError, match="there is no python9 next to"):
-        python_of_executors("/opt/python/bin/python9", {})
+from delaylevel.spark_sync.job import enter_environment
 
 
 class Log4j:
