@@ -51,6 +51,8 @@ from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.structures.id_set import Ids
 from delaylevel.topics.members import apply_policies
 
+from .retry import Verdict
+
 log = logging.getLogger(__name__)
 
 _KEY = "handled"
@@ -91,8 +93,8 @@ def key_of(value: object) -> int:
 class HandledIds:
     """Handled IDs of one subscription; any number of threads and coroutines may use it.
 
-    For each message: `begin`; then, unless `contains` returns True, the handler; then `save` before
-    the acknowledgement, or `release` if the message was not handled with success.
+    For each message: `begin`; if that says so, the handler; then `save` before the acknowledgement,
+    or `release` if the message was not handled with success.
 
     A caller must not wait for a message that another one is handling while it has begun a message
     that is neither saved nor released: two callers could wait for each other, and one for itself.
@@ -133,8 +135,8 @@ class HandledIds:
         """Number of handled IDs that the store does not have yet."""
         return 0 if self._log is None else self._log.unsaved
 
-    def begin(self, message: Any, ended: Callable[[], object] | None = None) -> bool:
-        """Claim the ID of a message; return False while a message with the same ID has the claim.
+    def begin(self, message: Any, ended: Callable[[], object] | None = None) -> Verdict:
+        """Claim the ID of a message, unless it was handled or another message has the claim.
 
         Args:
             ended: function to call when the other message is saved or released; the caller then
@@ -153,21 +155,12 @@ class HandledIds:
             if waiting is not None:
                 if ended is not None:
                     waiting.append(ended)
-                return False
+                return Verdict.WAIT
+            if self._handled.is_duplicate(key, _KEY):
+                return Verdict.DUPLICATE
             self._in_progress[key] = []
             self._keys[id(message)] = key
-        return True
-
-    def contains(self, message: Any) -> bool:
-        """Return True if a message with this ID was handled with success; errors as for `begin`.
-
-        The answer stays true only for a message that was begun: no other one is handled meanwhile.
-        """
-        key = self._keys.get(id(message))
-        if key is None:
-            key = self._key_of(message)
-        with self._lock:
-            return self._handled.is_duplicate(key, _KEY)
+        return Verdict.HANDLE
 
     def save(self, message: Any, saved: Callable[[], object]) -> None:
         """Save the ID of a message that was handled; acknowledge the message only afterwards.
@@ -178,9 +171,7 @@ class HandledIds:
         Args:
             saved: function to call when the ID is saved, in this thread or that of the store.
         """
-        key = self._keys.pop(id(message), None)
-        if key is None:
-            key = self._key_of(message)
+        key = self._keys.pop(id(message))
         with self._lock:
             self._handled.save(key, _KEY)
             waiting = self._in_progress.pop(key, ())

@@ -8,7 +8,6 @@ failure, and waits for the broker.
 
 from __future__ import annotations
 
-import enum
 import heapq
 import inspect
 import itertools
@@ -32,9 +31,9 @@ from delaylevel.errors import DelayTooLongError, InvalidDelayError, UnsupportedO
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.formatting import exact_duration
 
-from .listener import Listener, Tally
+from .listener import Listener, ListenerCounts
 from .message import ReceivedMessage
-from .retry import Bury, Park, decide, one_line, trace_of
+from .retry import Bury, Park, Verdict, decide, one_line, trace_of
 from .retry_publisher import CannotParkError, RetryPublisher
 
 if TYPE_CHECKING:
@@ -274,15 +273,6 @@ RECEIVE_MS = 500
 WAIT_S = 0.05
 
 
-class Verdict(enum.Enum):
-    """The next step for a received message."""
-
-    HANDLE = enum.auto()
-    FILTERED = enum.auto()
-    DUPLICATE = enum.auto()
-    WAIT = enum.auto()
-
-
 class Handling:
     """The steps around a call of one listener's handler, shared by its threads.
 
@@ -325,12 +315,7 @@ class Handling:
             return Verdict.FILTERED
         if handled is None:
             return Verdict.HANDLE
-        if not handled.begin(message, ended):
-            return Verdict.WAIT
-        if handled.contains(message):
-            handled.release(message)
-            return Verdict.DUPLICATE
-        return Verdict.HANDLE
+        return handled.begin(message, ended)
 
     def release(self, message: ReceivedMessage) -> None:
         """Give up a message after :meth:`begin`, without a decision."""
@@ -343,7 +328,7 @@ class Handling:
         failure: BaseException | None,
         message: ReceivedMessage,
         consumer: Any,
-        tally: Tally,
+        tally: ListenerCounts,
     ) -> None:
         """Acknowledge a message, or hand it over to the unfinished ones.
 

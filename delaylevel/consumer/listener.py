@@ -7,7 +7,7 @@ import functools
 import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,9 +27,9 @@ BOUNDS_S = (
 _SHORTEST_S = BOUNDS_S[0]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ListenerCounts:
-    """Counts of a listener at one time.
+    """Counts of a listener at one time, or of one of its threads.
 
     Attributes:
         received: messages and retried copies that were received.
@@ -54,7 +54,13 @@ class ListenerCounts:
     duplicates: int = 0
     in_progress: int = 0
     duration_s: float = 0.0
-    durations: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
+    durations: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+
+    def took(self, seconds: float) -> None:
+        """Count a call of the handler by its duration."""
+        self.duration_s += seconds
+        # Most handlers of a listener that is in a hurry are that short.
+        self.durations[0 if seconds <= _SHORTEST_S else bisect_left(BOUNDS_S, seconds)] += 1
 
 
 class ListenerHealth(NamedTuple):
@@ -69,47 +75,23 @@ class ListenerHealth(NamedTuple):
     subscribed: bool
 
 
-class Tally:
-    """Counts that one thread updates; the attributes are those of :class:`ListenerCounts`."""
-
-    __slots__ = tuple(field.name for field in fields(ListenerCounts))
-
-    def __init__(self) -> None:
-        self.received = self.handled = self.failed = self.retried = self.dead = 0
-        self.filtered = self.duplicates = self.in_progress = 0
-        self.duration_s = 0.0
-        self.durations = [0] * (len(BOUNDS_S) + 1)
-
-    def took(self, seconds: float) -> None:
-        """Count a call of the handler by its duration."""
-        self.duration_s += seconds
-        # Most handlers of a listener that is in a hurry are that short.
-        self.durations[0 if seconds <= _SHORTEST_S else bisect_left(BOUNDS_S, seconds)] += 1
-
-
 class ListenerStats:
     """Counts of a listener, as the sum over its threads."""
 
     def __init__(self) -> None:
-        self._tallies: list[Tally] = []
+        self._tallies: list[ListenerCounts] = []
 
-    def tally(self) -> Tally:
+    def tally(self) -> ListenerCounts:
         """Return new counts for one thread. A sum of integers needs no lock."""
-        tally = Tally()
+        tally = ListenerCounts()
         self._tallies.append(tally)
         return tally
 
     def counts(self) -> ListenerCounts:
         """Return the counts of now."""
-        tallies = list(self._tallies)
-        found = {
-            field.name: sum(getattr(tally, field.name) for tally in tallies)
-            for field in fields(ListenerCounts)
-            if field.name != "durations"
-        }
-        columns = zip(*(tally.durations for tally in tallies), strict=True)
-        durations = tuple(map(sum, columns)) or ListenerCounts.durations
-        return ListenerCounts(**found, durations=durations)
+        rows = [astuple(tally) for tally in (ListenerCounts(), *self._tallies)]
+        *sums, durations = zip(*rows, strict=True)
+        return ListenerCounts(*map(sum, sums), durations=[*map(sum, zip(*durations, strict=True))])
 
 
 #: Options of :meth:`.Listeners.on` that are not options of the consumer.

@@ -1,7 +1,8 @@
-"""Retries: delays, wishes of handlers, and the decision about a failed attempt."""
+"""Decisions about a message: handle it or not, and what becomes of it after a failed attempt."""
 
 from __future__ import annotations
 
+import enum
 import random as random_numbers
 import traceback
 from collections.abc import Callable
@@ -12,6 +13,16 @@ from typing import NamedTuple
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.formatting import parse_delay
+
+
+class Verdict(enum.Enum):
+    """The next step for a received message."""
+
+    HANDLE = enum.auto()
+    FILTERED = enum.auto()
+    DUPLICATE = enum.auto()
+    WAIT = enum.auto()
+
 
 _MOST_ATTEMPTS = 10_000
 #: Classes of exceptions.

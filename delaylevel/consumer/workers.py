@@ -30,11 +30,11 @@ from .host import (
     ReceivingThreads,
     Subscribe,
     Subscribed,
-    Verdict,
     left_s,
     refuse_awaitable,
 )
 from .message import ReceivedMessage
+from .retry import Verdict
 
 
 class _Receiver(threading.Thread):

@@ -20,9 +20,10 @@ import pulsar
 
 from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.port import NamespacePolicies
-from delaylevel.consumer.host import Handling, Verdict, refuse_awaitable
+from delaylevel.consumer.host import Handling, refuse_awaitable
 from delaylevel.consumer.listener import Listener
 from delaylevel.consumer.message import ReceivedMessage
+from delaylevel.consumer.retry import Verdict
 from delaylevel.dispatcher.journal.records import pack_message
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.record import identity

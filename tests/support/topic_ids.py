@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from delaylevel.consumer import HandledIds
+from delaylevel.consumer.retry import Verdict
 
 
 def message(number: object) -> Any:
@@ -16,18 +18,24 @@ def message(number: object) -> Any:
 def save(handled: HandledIds, *numbers: object) -> None:
     """Save IDs without waiting for each, then wait for all."""
     for number in numbers:
-        each = message(number)
-        assert handled.begin(each)
-        handled.save(each, lambda: None)
+        save_one(handled, number, lambda: None)
     assert handled.flush()
 
 
-def save_one(handled: HandledIds, number: object) -> None:
-    """Save an ID, and wait until the broker has confirmed it."""
-    each, saved = message(number), threading.Event()
-    handled.save(each, saved.set)
-    assert saved.wait(60)
+def save_one(
+    handled: HandledIds, number: object, saved: Callable[[], object] | None = None
+) -> None:
+    """Save an ID; without a function for it, wait until the broker has confirmed it."""
+    each, event = message(number), threading.Event()
+    assert handled.begin(each) is Verdict.HANDLE
+    handled.save(each, saved or event.set)
+    assert saved or event.wait(60)
 
 
 def known(handled: HandledIds, *numbers: object) -> list[bool]:
-    return [handled.contains(message(number)) for number in numbers]
+    """Return which IDs are those of handled messages."""
+    found = []
+    for each in map(message, numbers):
+        found.append(handled.begin(each) is Verdict.DUPLICATE)
+        handled.release(each)
+    return found

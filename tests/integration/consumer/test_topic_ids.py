@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import urllib3
 
 from delaylevel import DelayLevelClient
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, handled_ids
-from support.topic_ids import known, message, save, save_one
+from support.topic_ids import known, save, save_one
 from support.world import QUIET, RealWorld, eventually
 
 Open = Callable[..., HandledIds]
@@ -58,29 +57,12 @@ def test_a_long_log_is_rewritten_and_keeps_every_id(
     monkeypatch.setattr(handled_ids, "_MOST_IDS", 64)
     one, other = opened(capacity=400), opened(capacity=400)
     for number in range(150):
-        writer = one if number % 3 else other
-        assert writer.begin(message(number))
-        save_one(writer, number)
+        save_one(one if number % 3 else other, number)
     eventually(lambda: records(world) < 60, "the records to be acknowledged")
     # Those that run learn the IDs of each other.
     for handled in (one, other, opened(capacity=400)):
         eventually(lambda handled=handled: all(known(handled, *range(150))), "all IDs")
         assert len(handled) <= 400
-
-
-def test_compaction_changes_nothing(opened: Open, world: RealWorld, connection: Connection) -> None:
-    handled = opened()
-    save(handled, *range(300))
-    name = world.name("orders-billing-handled").partition(0)
-    url = f"{connection.admin_url}/admin/v2/{name.full.replace('://', '/')}/compaction"
-    assert urllib3.request("PUT", url).status == 204
-    eventually(
-        lambda: urllib3.request("GET", url).json()["status"] == "SUCCESS", "the end of compaction"
-    )
-    save(handled, *range(300, 400))
-    handled.close()
-    world.admin.unload(name)
-    assert all(known(opened(), *range(400)))
 
 
 def test_a_refusing_topic_lets_messages_be_acknowledged(
@@ -94,12 +76,10 @@ def test_a_refusing_topic_lets_messages_be_acknowledged(
     name = world.name("orders-billing-handled").partition(0)
     world.admin.terminate(name)
     acknowledged = threading.Event()
-    assert handled.begin(message(2))
-    handled.save(message(2), acknowledged.set)
+    save_one(handled, 2, acknowledged.set)
     assert acknowledged.wait(60)
     assert handled.unsaved == 1
     assert known(handled, 1, 2) == [True, True]
-    assert handled.begin(message(3))
     save_one(handled, 3)  # at once: the topic refused a moment ago
     assert handled.unsaved == 2
     assert not handled.flush(0.1)

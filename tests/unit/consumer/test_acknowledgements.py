@@ -18,10 +18,10 @@ import pytest
 from delaylevel.consumer import Backoff, ReceivedMessage
 from delaylevel.consumer import host as module
 from delaylevel.consumer.handled_ids import HandledIds
-from delaylevel.consumer.host import Handling, Unfinished, Verdict
+from delaylevel.consumer.host import Handling, Unfinished
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.listeners import Started
-from delaylevel.consumer.retry import Bury, Failure, Park
+from delaylevel.consumer.retry import Bury, Failure, Park, Verdict
 from delaylevel.consumer.retry_publisher import CannotParkError
 from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
 from support.fakes import HandClock

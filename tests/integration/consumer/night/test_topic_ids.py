@@ -8,7 +8,7 @@ from typing import Any
 from delaylevel import DelayLevelClient
 from delaylevel.consumer import Deduplication, TopicIdStore
 from delaylevel.model.topic_name import TopicName
-from support.topic_ids import known, message, save
+from support.topic_ids import known, save, save_one
 from support.world import QUIET, eventually
 
 
@@ -23,8 +23,7 @@ def test_ids_survive_a_killed_broker(private_broker: Callable[..., Any]) -> None
     broker.kill()
     acknowledged: list[int] = []
     for number in range(500, 1000):
-        assert handled.begin(message(number))
-        handled.save(message(number), lambda number=number: acknowledged.append(number))
+        save_one(handled, number, lambda number=number: acknowledged.append(number))
     assert not acknowledged  # unknown: they wait for the broker
     broker.start()
     eventually(lambda: len(acknowledged) == 500, "the confirmations")
