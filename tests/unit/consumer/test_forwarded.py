@@ -28,27 +28,34 @@ def app(memory_pulsar: MemoryPulsar) -> Iterator[Listeners]:
 
 @pytest.mark.parametrize("deduplicate", [False, True])
 @pytest.mark.parametrize("failures", [0, 2])
+@pytest.mark.parametrize("to", ["orders", "invoices"])
 def test_each_of_several_forwarded_messages_is_handled(
-    memory_pulsar: MemoryPulsar, app: Listeners, deduplicate: bool, failures: int
+    memory_pulsar: MemoryPulsar, app: Listeners, deduplicate: bool, failures: int, to: str
 ) -> None:
+    """They have all properties of a delayed message that was retried."""
     client = memory_pulsar.client()
-    consumer = client.subscribe("orders", "app")
     producer = client.create_producer("orders", enable_delay_level_topic=True)
     producer.send(b"order", {"kind": "order"}, deliver_after=HOUR, message_id="7")
-    memory_pulsar.advance(2 * HOUR)
+    plain = client.create_producer(to)
     calls: Counter[tuple[bytes, int, str]] = Counter()
 
-    @app.on("invoices", subscription="billing", retry=["1m", "1m"], deduplicate=deduplicate)
-    def bill(message: ReceivedMessage) -> None:
+    def handle(message: ReceivedMessage) -> None:
+        if message.data == b"order":
+            if message.attempt == 1:
+                raise ValueError("not now")
+            for body in BODIES:
+                plain.send(body, message.raw.properties())
+            return
         calls[message.data, message.attempt, message.id] += 1
+        assert message.properties == {"kind": "order"}
+        assert message.attempt > 1 or message.first_published_ms == message.publish_ms
         if message.attempt <= failures:
             raise ValueError("not now")
 
-    plain = client.create_producer("invoices")
-    properties = consumer.receive().properties()  # those of a message that was released
-    for body in BODIES:
-        plain.send(body, properties)
-    memory_pulsar.advance(HOUR)
+    for topic in {"orders", to}:
+        options = {"retry": ["1m", "1m"], "deduplicate": deduplicate}
+        app.on(topic, subscription="billing", name=topic, **options)(handle)
+    memory_pulsar.advance(2 * HOUR)
     ids = {body: own_id for body, _, own_id in calls}
     assert len(set(ids.values())) == len(BODIES)
     attempts = range(1, failures + 2)

@@ -15,9 +15,10 @@ import pytest
 from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Backoff, Deduplication, Listeners, ReceivedMessage, Reject, Retry
-from delaylevel.consumer.retry_topics import subscriptions_with_dead_letters
+from delaylevel.consumer.retry_topics import find_dead_letters, subscriptions_with_dead_letters
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.topic_name import TopicName
+from delaylevel.mover import dead_letters
 from delaylevel.testing import MemoryPulsar
 
 DAY = timedelta(days=1)
@@ -118,6 +119,33 @@ def test_every_retry_is_handled_at_its_own_time(scene: Scene) -> None:
     counts = scene.counts
     assert (counts.received, counts.failed, counts.retried, counts.dead) == (5, 5, 4, 1)
     assert scene.retries() == []
+
+
+def test_a_replayed_dead_letter_begins_again(scene: Scene) -> None:
+    """Its attempts are others than those before, for the dispatcher as well, which drops copies."""
+    scene.fail(ValueError("no"), retry=["1h"])
+    scene.memory.advance(DAY)
+    admin, clock = scene.memory.admin, scene.memory.clock
+    found = find_dead_letters(admin, "orders", "billing")
+    assert found is not None
+    description, source = found
+    for target in (None, None, "persistent://public/default/orders"):
+        letter = scene.memory.delivered("orders-billing-DLQ")[-1]
+        assert "raise error" in letter.properties["delaylevel-retry-traceback"]
+        (replayed,) = dead_letters.replay(
+            scene.app.client,
+            admin,
+            description,
+            lambda _: True,
+            clock=clock,
+            source=source,
+            target=target,
+        )
+        assert replayed.outcome in ("delivered", "handed off")
+        scene.memory.advance(DAY)
+    assert scene.attempts == 4 * [1, 2]
+    new = scene.memory.delivered("orders")[-1]
+    assert not [name for name in new.properties if name.startswith("delaylevel-retry")]
 
 
 @pytest.mark.parametrize(
