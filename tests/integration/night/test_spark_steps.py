@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import sys
+import time
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -112,6 +115,35 @@ def test_a_table_of_closed_accounts_and_changed_due_times(
     # Only the messages that were parked again are pending.
     run_once(description, lambda frame: frame)
     assert len(world.stored(description.targets[0])) == 3
+
+
+def test_messages_pass_spark_and_a_shuffle_as_they_are(
+    world: RealWorld, parked: Callable[..., dict[str, str]], run_once: Callable[..., list[Any]]
+) -> None:
+    """They leave the source as columns, and are messages again in another task."""
+    unit = timedelta(milliseconds=200)
+    strategy = PartitionStrategy(partition_by=unit, maximum_delay=2 * unit)
+    description = world.level_topic(Levels(strategy))
+    source, (orders,) = description.level_topic(0).partition(0).full, description.targets
+    properties = parked(SystemClock().now_ms(), text="\u2713\n")
+    bodies = (None, b"", bytes(range(256)), random.Random(3).randbytes(1 << 20))
+    with closing(world.plain_client.create_producer(source)) as producer:
+        for body in bodies:
+            producer.send(body, properties)
+            late = (1 << 64) - 1  # no column can have this time
+            producer.send(body, properties, "key \u2713", "order", event_timestamp=late)
+    time.sleep(2 * unit.total_seconds())  # now they are ready
+    run_once(description, lambda frame: frame.repartition(3))
+
+    def fields(topic: str) -> list[Any]:
+        found = (
+            (one.value, one.key, one.ordering_key, one.event_ms, one.properties["text"])
+            for one in world.stored(topic)
+        )
+        return sorted(found, key=repr)
+
+    assert fields(orders) == fields(source)
+    assert len(fields(orders)) == 2 * len(bodies)
 
 
 def test_a_join_that_multiplies_is_an_error(
