@@ -1,4 +1,4 @@
-"""Tests of ``delaylevel listen`` as a program on a real broker."""
+"""A test of ``delaylevel listen`` as a program on a real broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pulsar
 import pytest
@@ -27,7 +26,7 @@ app = Listeners.from_config()
 @app.on("{topic}", retry=False)
 def bill(message):
     print("begin", message.data.decode(), flush=True)
-    time.sleep({duration_s})
+    time.sleep(1.5)
     print("end", message.data.decode(), flush=True)
 """
 CONFIG = """
@@ -41,27 +40,20 @@ concurrency = 2
 
 
 class Listening:
-    """A folder with an application, and the command that runs it."""
+    """The command that runs an application in a folder."""
 
     def __init__(self, folder: Path, pulsar: EmbeddedPulsar) -> None:
-        self.folder, self.topic = folder, pulsar.topic("orders")
-        where = pulsar.connection
-        self._addresses = ["--service-url", where.service_url, "--admin-url", where.admin_url]
-        self._log = folder / "output"
-        self.process: Any = None
+        self.topic, self._log = pulsar.topic("orders"), folder / "output"
+        self.send = pulsar.client().create_producer(self.topic).send
         (folder / "config.toml").write_text(CONFIG)
-        self._producer = pulsar.client().create_producer(self.topic)
-
-    def start(self, *arguments: str, duration_s: float = 0) -> None:
-        """Write the application, send it a message, and run it."""
-        text = APP.format(topic=self.topic, duration_s=duration_s)
-        (self.folder / "shop.py").write_text(text)
-        self._producer.send(b"first")
-        command = [sys.executable, "-m", "delaylevel", "--config", "config.toml", *self._addresses]
+        (folder / "shop.py").write_text(APP.format(topic=self.topic))
+        where = pulsar.connection
+        addresses = ("--service-url", where.service_url, "--admin-url", where.admin_url)
+        command = [sys.executable, "-m", "delaylevel", "--config", "config.toml", *addresses]
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command, "listen", "shop:app", *arguments],
-                cwd=self.folder,
+                [*command, "listen", "shop:app", "--metrics-port", "0"],
+                cwd=folder,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -75,40 +67,20 @@ class Listening:
         eventually(lambda: text in self.said() or self.process.poll() is not None, text, 120)
         assert text in self.said(), self.said()
 
-    def end(self) -> int:
-        """Stop the command, and return its exit code."""
-        self.process.terminate()
-        return int(self.process.wait(60))
-
 
 @pytest.fixture
 def listening(tmp_path: Path, embedded_pulsar: EmbeddedPulsar) -> Iterator[Listening]:
+    pytest.importorskip("prometheus_client")
     made = Listening(tmp_path, embedded_pulsar)
     yield made
-    if made.process is not None and made.process.poll() is None:
-        made.process.kill()
-        made.process.wait()
+    made.process.kill()
+    made.process.wait()
 
 
-def test_a_signal_ends_it_after_the_running_handler(
+def test_it_serves_metrics_and_a_signal_ends_it_after_the_running_handler(
     listening: Listening, embedded_pulsar: EmbeddedPulsar
 ) -> None:
-    listening.start(duration_s=1.5)
-    listening.until("begin first")
-    assert listening.end() == 0
-    assert "end first" in listening.said()
-    assert "[listeners.shipp] has no effect" in listening.said()
-    assert f"bill: {listening.topic}, subscription billing (Shared)" in listening.said()
-    consumer = embedded_pulsar.client().subscribe(
-        listening.topic, "billing", consumer_type=pulsar.ConsumerType.Shared
-    )
-    with pytest.raises(pulsar.Timeout):
-        consumer.receive(500)
-
-
-def test_metrics_and_probes_are_served(listening: Listening) -> None:
-    pytest.importorskip("prometheus_client")
-    listening.start("--metrics-port", "0")
+    listening.send(b"first")
     listening.until("end first")
     match = re.search(r"Metrics at (http://\S+)/metrics", listening.said())
     assert match, listening.said()
@@ -128,4 +100,15 @@ def test_metrics_and_probes_are_served(listening: Listening) -> None:
     assert "delaylevel_listener_duration_seconds_bucket" in get("/metrics")
     assert '"ok": true' in get("/healthz")
     assert "bill" in get("/")
-    assert listening.end() == 0
+    listening.send(b"second")
+    listening.until("begin second")
+    listening.process.terminate()
+    assert listening.process.wait(60) == 0
+    assert "end second" in listening.said()
+    assert "[listeners.shipp] has no effect" in listening.said()
+    assert f"bill: {listening.topic}, subscription billing (Shared)" in listening.said()
+    consumer = embedded_pulsar.client().subscribe(
+        listening.topic, "billing", consumer_type=pulsar.ConsumerType.Shared
+    )
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive(500)
