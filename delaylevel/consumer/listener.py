@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import operator
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,6 +64,9 @@ class ListenerCounts:
         self.durations[0 if seconds <= _SHORTEST_S else bisect_left(BOUNDS_S, seconds)] += 1
 
 
+_NUMBERS = tuple(each.name for each in fields(ListenerCounts) if each.name != "durations")
+
+
 class ListenerHealth(NamedTuple):
     """The state of a listener.
 
@@ -89,9 +93,12 @@ class ListenerStats:
 
     def counts(self) -> ListenerCounts:
         """Return the counts of now."""
-        rows = [astuple(tally) for tally in (ListenerCounts(), *self._tallies)]
-        *sums, durations = zip(*rows, strict=True)
-        return ListenerCounts(*map(sum, sums), durations=[*map(sum, zip(*durations, strict=True))])
+        total = ListenerCounts()
+        for tally in tuple(self._tallies):
+            for name in _NUMBERS:
+                setattr(total, name, getattr(total, name) + getattr(tally, name))
+            total.durations = [*map(operator.add, total.durations, tally.durations)]
+        return total
 
 
 #: Options of :meth:`.Listeners.on` that are not options of the consumer.
