@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from delaylevel.web.reports import ProbeCheck, ProblemLine, Reporter, StatusSection
 
 from .listener import BOUNDS_S, Listener, ListenerHealth
-
-if TYPE_CHECKING:
-    from .listeners import Listeners
 
 _LABELS = ("topic", "subscription", "listener")
 _COUNTERS = (
@@ -23,6 +20,17 @@ _COUNTERS = (
     ("filtered", "Messages that the filter left out."),
     ("duplicates", "Messages that were handled before."),
 )
+
+
+class ReportingApp(Protocol):
+    """The part of `Listeners` that metrics and probes are about."""
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """The registered listeners."""
+
+    def health(self) -> Mapping[tuple[str, str], ListenerHealth]:
+        """Return the state of each listener that runs, by its topic and subscription."""
 
 
 class ListenerCollector:
@@ -38,7 +46,7 @@ class ListenerCollector:
         reporters: what else the HTTP service tells about the listeners.
     """
 
-    def __init__(self, app: Listeners) -> None:
+    def __init__(self, app: ReportingApp) -> None:
         self._app = app
         self.reporters = (ListenerReporter(app),)
 
@@ -91,7 +99,7 @@ class ListenerCollector:
 class ListenerReporter(Reporter):
     """Reporter of listeners, for probes and status page. It has no window to query."""
 
-    def __init__(self, app: Listeners) -> None:
+    def __init__(self, app: ReportingApp) -> None:
         self._app = app
 
     def alive(self) -> Sequence[ProbeCheck]:
