@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import zstandard
 
 from .rows import (
@@ -29,6 +30,7 @@ from .rows import (
     Key,
     Rows,
     empty_rows,
+    small_index,
     sort_rows,
     without_row,
 )
@@ -272,13 +274,7 @@ _LOOSE_SHARE = 200
 #: Size of the blocks of a tail. All have one size and are reused, because growing arrays would
 #: fragment the heap.
 _BLOCK_ROWS = 256
-#: Number of rows below which a binary search finds their buckets.
-_FEW_ROWS = 256
-#: Size of the table that finds the bucket of a due time.
-_SLOT_BITS = 11
-_SLOTS = 1 << _SLOT_BITS
 _LOWEST_DUE = -(1 << 63)
-_HIGHEST_DUE = (1 << 63) - 1
 
 
 class BucketStore:
@@ -357,7 +353,7 @@ class BucketStore:
     def remove(self, key: Key) -> bool:
         """Remove one row; return False if there is none. Decode only chunks that may contain it."""
         due, ledger, entry = key
-        bucket = self._buckets[int(self._lows.searchsorted(due, side="right")) - 1]
+        bucket = self._buckets[int(self._bucket_indices(due))]
         tail = bucket.tail()
         hit = (tail[DUE] == due) & (tail[LEDGER] == ledger) & (tail[ENTRY] == entry)
         if hit.any():
@@ -420,10 +416,7 @@ class BucketStore:
             return
         index = self._bucket_indices(rows[DUE])
         if bool((index[1:] < index[:-1]).any()):
-            if len(self._buckets) <= 1 << 16:
-                order = index.astype(np.uint16).argsort(kind="stable")
-            else:
-                order = index.argsort(kind="stable")
+            order = small_index(index).argsort(kind="stable")
             index = index[order]
             rows = np.take(rows, order, axis=1)
         starts = [0, *(np.flatnonzero(index[1:] != index[:-1]) + 1).tolist(), rows.shape[1]]
@@ -431,35 +424,13 @@ class BucketStore:
             if start < stop:
                 self._append(self._buckets[int(index[start])], rows[:, start:stop])
 
-    def _bucket_indices(self, due: Int64s) -> Int64s:
-        """Return the index of the bucket of each due time, shape (n,).
-
-        Look up the first bucket of the due time's slot in a table of equal slots, then step over
-        boundaries within the slot: several times faster than a binary search for each row.
-        """
-        if due.size < _FEW_ROWS:
-            return self._lows.searchsorted(due, side="right") - 1
-        slot = due - self._table_low
-        slot >>= self._table_shift
-        np.clip(slot, 0, _SLOTS - 1, out=slot)
-        index = np.take(self._table, slot)
-        for _ in range(3):
-            behind = np.take(self._highs, index) <= due
-            if not behind.any():
-                return index
-            index += behind
-        return self._lows.searchsorted(due, side="right") - 1
-
     def _index_buckets(self) -> None:
-        """Rebuild the arrays for ``_bucket_indices`` after buckets have changed."""
+        """Note the lowest due times of the buckets after these have changed."""
         self._lows = np.array([bucket.low for bucket in self._buckets], dtype=np.int64)
-        self._highs = np.append(self._lows[1:], _HIGHEST_DUE)
-        self._table_low = self._buckets[1].low if len(self._buckets) > 1 else 0
-        span = max(self._buckets[-1].low - self._table_low, 0)
-        self._table_shift = max(0, span.bit_length() - _SLOT_BITS)
-        starts = self._table_low + (np.arange(_SLOTS) << self._table_shift)
-        self._table = self._lows.searchsorted(starts, side="right") - 1
-        self._table[0] = 0  # the first slot also has all earlier due times
+
+    def _bucket_indices(self, due: npt.ArrayLike) -> Int64s:
+        """Return the index of the bucket of each due time, shape (n,)."""
+        return self._lows.searchsorted(due, side="right") - 1
 
     def _append(self, bucket: TimeBucket, rows: Rows) -> None:
         """Add rows to the tail of a bucket; seal every full chunk."""
@@ -538,7 +509,7 @@ class BucketStore:
         self._index_buckets()
         self._clear_tail(bucket)
         for chunk, (_, least, most) in zip(bucket.chunks, info.tolist(), strict=True):
-            first, last = self._lows.searchsorted((least, most), side="right") - 1
+            first, last = self._bucket_indices((least, most))
             if first == last:
                 self._buckets[first].push(chunk)
             else:

@@ -14,7 +14,7 @@ from delaylevel.errors import InvalidInputError
 
 from .deduplicator import Deduplicator
 from .id_set import RemovableIds
-from .rows import Int64s
+from .rows import Int64s, small_index
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 #: ID key and number of a message, which are the same for all of its copies.
@@ -164,11 +164,6 @@ class IdColumns(NamedTuple):
                     one(value, key)
             else:
                 many(self.numbers[where], key)
-
-
-def small_index(index: Int64s) -> npt.NDArray[np.integer]:
-    """Return indices in an array that is as small as they allow."""
-    return index.astype(np.uint16 if not index.size or int(index.max()) < 1 << 16 else np.uint32)
 
 
 def contained(bitmap: BitMap64, positions: Int64s) -> Mask:

@@ -45,6 +45,11 @@ def empty_rows() -> Rows:
     return np.empty((3, 0), dtype=np.int64)
 
 
+def small_index(index: Int64s) -> npt.NDArray[np.integer]:
+    """Return indices in an array that is as small as they allow."""
+    return index.astype(np.uint16 if not index.size or int(index.max()) < 1 << 16 else np.uint32)
+
+
 def _in_order(a: Int64s, b: Int64s, c: Int64s) -> bool:
     if bool((a[1:] < a[:-1]).any()):
         return False

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.position import Position
-from delaylevel.structures.id_columns import IdColumns, small_index
-from delaylevel.structures.rows import Int64s
+from delaylevel.structures.id_columns import IdColumns
+from delaylevel.structures.rows import Int64s, small_index
 
 _MAGIC = b"DLR"
 _FORMAT = 1

@@ -10,12 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from delaylevel.structures.rows import DUE, Int64s, Rows, empty_rows
+from delaylevel.structures.rows import DUE, Int64s, argsort_columns, empty_rows
 
 from .cursors import FileCursor
 from .file import SCHEMA, Columns, Floats, Run, SegmentFile, to_arrow
 
-ATTRIBUTE = 3
 #: Number of runs of one slice of work: some tenths of a millisecond.
 _SLICE_RUNS = 8
 
@@ -64,51 +63,15 @@ class Range(NamedTuple):
         return index
 
 
-def _argsort_due(due: Int64s) -> Int64s:
-    """Return the indices that sort due times, as a stable sort.
-
-    A radix sort by 16-bit digits, because numpy's stable sort is a radix sort for 8 and 16 bits:
-    many times faster than its sort of 64-bit integers.
-    """
-    offset = due - due.min()
-    bits = int(offset.max()).bit_length()
-    order: Int64s = offset.astype(np.uint16).argsort(kind="stable")
-    for shift in range(16, bits, 16):
-        offset >>= 16
-        high = offset.astype(np.uint8 if bits - shift <= 8 else np.uint16)
-        order = order.take(high.take(order).argsort(kind="stable"))
-    return order
-
-
-def _sort_ties(rows: Rows, attribute: Floats) -> None:
-    """Sort rows with equal due times by position, in place; the rows are in due order."""
-    due, ledger, entry = rows
-    same = due[1:] == due[:-1]
-    tied = np.flatnonzero(same)
-    low, high = ledger[tied], ledger[tied + 1]
-    if not bool(((high < low) | ((high == low) & (entry[tied + 1] < entry[tied]))).any()):
-        return
-    both = np.flatnonzero(np.append(same, False) | np.append(False, same))
-    order = both[np.lexsort((entry[both], ledger[both], due[both]))]
-    rows[:, both], attribute[both] = rows[:, order], attribute[order]
-
-
 def _sorted_table(found: Columns, index: Int64s | None) -> pa.Table:
     """Return the rows at indices as a table in due order, equal due times by position."""
-    if not (found.attribute.size if index is None else index.size):
-        return pa.Table.from_batches([], schema=pa.schema(list(SCHEMA)[:4]))
-    if index is None:
-        order = _argsort_due(found.rows[DUE])
-    else:
-        order = index.take(_argsort_due(found.rows[DUE].take(index)))
-    # Arrow's allocator reuses its pages for a while; new pages cost more time than the copying.
-    buffer = pa.allocate_buffer(8 * (ATTRIBUTE + 1) * order.size)
-    matrix = np.frombuffer(buffer, dtype=np.int64).reshape(ATTRIBUTE + 1, -1)
-    for row, source in zip(matrix, (*found.rows, found.attribute.view(np.int64)), strict=True):
-        source.take(order, out=row, mode="clip")  # other modes copy through a buffer
-    rows, attribute = matrix[:ATTRIBUTE], matrix[ATTRIBUTE].view(np.float64)
-    _sort_ties(rows, attribute)
-    return pa.table([*map(to_arrow, rows), to_arrow(attribute)], names=SCHEMA.names[:4])
+    if index is not None:
+        found = Columns(np.take(found.rows, index, axis=1), found.attribute.take(index))
+    order = argsort_columns(*found.rows)
+    columns: list[Int64s | Floats] = [*found.rows, found.attribute]
+    if order is not None:
+        columns = [column.take(order) for column in columns]
+    return pa.table(list(map(to_arrow, columns)), names=SCHEMA.names[:4])
 
 
 class _OpenRun(NamedTuple):

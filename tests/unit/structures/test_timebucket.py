@@ -15,33 +15,6 @@ def tracker_at(now: list[int], precision_ms: int = 1) -> TimeBucketTracker:
     return TimeBucketTracker(precision_ms, clock=lambda: now[0])
 
 
-def drain(tracker: TimeBucketTracker, size: int = 1000) -> list[tuple[int, int]]:
-    out: list[tuple[int, int]] = []
-    while True:
-        ledgers, entries = tracker.get_scheduled_messages(size)
-        if not ledgers.size:
-            return out
-        out += zip(ledgers.tolist(), entries.tolist(), strict=True)
-
-
-@pytest.mark.parametrize("precision", [1, 1024, 1 << 15])
-def test_messages_are_early_by_less_than_the_precision_and_never_late(precision: int) -> None:
-    now = [T0]
-    tracker = tracker_at(now, precision)
-    due = T0 + 10 * precision + precision - 1
-    assert tracker.add_message(7, 9, due)
-    ready = tracker.next_deliver_at_ms()
-    assert ready is not None
-    assert due - precision < ready <= due
-    now[0] = ready - 1
-    assert not tracker.has_message_available()
-    assert tracker.get_scheduled_messages(10)[0].size == 0
-    now[0] = ready
-    assert tracker.has_message_available()
-    assert drain(tracker) == [(7, 9)]
-    assert tracker.next_deliver_at_ms() is None
-
-
 def test_sequential_and_random_due_times_are_compact() -> None:
     """Find a wasteful layout with fewer rows than the benchmark."""
     n = 400_000
@@ -59,18 +32,6 @@ def test_sequential_and_random_due_times_are_compact() -> None:
 
     assert packed(sequential) < 0.05
     assert packed(spread) < 2.7
-
-
-def test_clear_removes_everything() -> None:
-    now = [T0]
-    tracker = tracker_at(now)
-    tracker.add_messages(np.full(9000, 1), np.arange(9000), T0 + 100_000 + np.arange(9000))
-    tracker.add_message(1, 1, T0 + 1)
-    tracker.clear()
-    assert len(tracker) == 0
-    assert tracker.first_pending() is None
-    now[0] += 10**9
-    assert drain(tracker) == []
 
 
 @pytest.mark.parametrize("precision", [0, -1, 1000, 3, 1 << 41])

@@ -96,13 +96,22 @@ class TrackerMachine(RuleBasedStateMachine):
     def time_passes(self, step: int) -> None:
         self.now += step
 
+    @rule(often=SMALL)
+    def clear(self, often: int) -> None:
+        if not often:
+            self.tracker.clear()
+            self.model = []
+
     @rule()
     def prepare(self) -> None:
         self.tracker.prepare(max_rows=10)
 
     @rule()
     def look(self) -> None:
-        assert self.tracker.next_deliver_at_ms() == (self.model[0][0] if self.model else None)
+        first_ms = self.model[0][0] if self.model else None
+        assert self.tracker.next_deliver_at_ms() == first_ms
+        is_due = first_ms is not None and first_ms <= self.now
+        assert self.tracker.has_message_available() == is_due
         lowest = min((row[1:] for row in self.model), default=None)
         assert self.tracker.first_pending() == lowest
         edges = [0, *sorted({self.now, self.now + 5000, T0 + 100_000, T0 + 90_000_000})]
