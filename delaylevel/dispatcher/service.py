@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -83,8 +83,6 @@ _RETRY_S = 2.0
 # A look acquires no more partitions after a failure that has taken so long. While a broker is away,
 # the client tries for 30 s each time, and the process would seem to hang, and not end when asked.
 _PATIENCE_S = 5.0
-# Time between two looks at level topics that were given up.
-_AGAIN_S = 5.0
 _ALL = -1
 
 
@@ -235,9 +233,7 @@ class Dispatcher:
         scheduler: that of the process, which is not closed here; its own one by default.
         processes: further processes that share the work, started and watched by this one.
 
-    Attributes:
-        refused: the reason for each level topic that was given up, because only a later version can
-            serve it, by its name. It is tried again every few seconds.
+    A level topic that only a later version can serve is given up.
 
     Raises:
         LevelTopicError: a level topic is missing, or its final window is not ``tracker``; or, with
@@ -257,8 +253,6 @@ class Dispatcher:
     ) -> None:
         self._client = client
         self.processes = processes or Processes(None, 1)
-        self.refused: dict[str, str] = {}
-        self._again_s = 0.0
         self._names: tuple[str, ...] = settings.processes
         self._name = settings.name or default_name()
         self._begun_s = time.monotonic()
@@ -333,7 +327,6 @@ class Dispatcher:
             LevelTopicError: as for the class.
         """
         description = served(self._admin, level_topic, search=True)
-        self.refused.pop(description.topic, None)
         if self.descriptions_of(description.topic) is not None:
             return
         if self._settings.delivery is Delivery.EFFECTIVELY_ONCE:
@@ -355,7 +348,6 @@ class Dispatcher:
         Args:
             level_topic: full name of the level topic.
         """
-        self.refused.pop(level_topic, None)
         for topic in [each for each in self._topics if each.description.topic == level_topic]:
             self._end(topic)
             self._revoke([(topic, index) for index in topic.owners])
@@ -437,11 +429,9 @@ class Dispatcher:
                 for topic in tuple(self._topics):
                     if topic.given_up is not None:
                         # Dispatchers of a later version take over the partitions.
-                        name, reason = topic.description.topic, str(topic.given_up)
+                        name = topic.description.topic
+                        log.warning("level topic %s is given up: %s", name, topic.given_up)
                         self.remove(name)
-                        self.refused[name] = reason
-                        log.warning("level topic %s is not served: %s", name, reason)
-                self._try_again()
                 self.processes.look()
                 self._looked_s = time.monotonic()
                 if tick is not None:
@@ -459,15 +449,6 @@ class Dispatcher:
             self._opened.close()
             shutil.rmtree(self._directory, ignore_errors=True)
             self.processes.join()
-
-    def _try_again(self) -> None:
-        """Serve the level topics that were given up, if their descriptions can be read again."""
-        now_s = time.monotonic()
-        if self.refused and now_s >= self._again_s:
-            self._again_s = now_s + _AGAIN_S
-            for name in tuple(self.refused):
-                with suppress(BrokerError, LevelTopicError, UpgradeRequiredError):
-                    self.add(name)
 
     def stop(self) -> None:
         """Request the end of `run`; safe in a signal handler and from any thread."""

@@ -220,7 +220,7 @@ class DispatchReporter:
             for check in (*start_checks(group), _lag(group, now_ms))
         ]
         named = () if self._roster is None else self._roster.names
-        return checks + refused_checks(self._refused, {*named, *self._dispatcher.refused})
+        return checks + refused_checks(self._refused, named)
 
     def status(self) -> Sequence[StatusSection]:
         served = [self._section(group) for group in self._dispatcher.groups()]
@@ -228,9 +228,8 @@ class DispatchReporter:
 
     @property
     def _refused(self) -> Mapping[str, str]:
-        """The reason for each level topic that is not served."""
-        refused = {} if self._roster is None else self._roster.refused
-        return {**refused, **self._dispatcher.refused}
+        """The reason for each level topic that is not served, if nobody else tells it."""
+        return {} if self._roster is None else self._roster.refused
 
     def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer:
         name, processes = parameters.get(DISPATCHER), self._dispatcher.processes

@@ -107,8 +107,7 @@ class LocalService:
     @property
     def refused(self) -> Mapping[str, str]:
         """The reason for each level topic that cannot be served now, by its name."""
-        given_up = {} if self._dispatcher is None else self._dispatcher.refused
-        return {**self.roster.refused, **given_up}
+        return self.roster.refused
 
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:
@@ -180,9 +179,11 @@ class LocalService:
 
     def _look(self) -> None:
         """Begin to serve what can be served now, and forget what was deleted."""
-        given_up = () if self._dispatcher is None else self._dispatcher.refused
-        served = {item.topic for item in self.descriptions} | set(given_up)
-        for gone in self.roster.look(served):
+        dispatched = {item.topic for each in self.dispatchers for item in each.descriptions}
+        for item in self._movers.descriptions:
+            if item.final_window is FinalWindow.TRACKER and item.topic not in dispatched:
+                self._movers.remove(item.topic)  # the dispatcher has given it up
+        for gone in self.roster.look(item.topic for item in self.descriptions):
             log.warning("%s was deleted", gone)
             if gone in self._movers.stats():
                 self._movers.remove(gone)

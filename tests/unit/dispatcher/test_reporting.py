@@ -62,10 +62,6 @@ class Dispatching:
         self.members: Any = None
         self.advertise = Mock()
 
-    @property
-    def refused(self) -> dict[str, str]:
-        return {}
-
     def stats(self) -> dict[tuple[str, int], OwnerStats]:
         return {}
 

@@ -126,9 +126,6 @@ def test_a_level_topic_whose_broker_does_not_answer_keeps_no_other_from_being_se
             hanging.release()
             assert go_on.wait(30)
 
-    def add(_: Dispatcher, name: str) -> None:
-        raise UpgradeRequiredError("a later format")
-
     def tick() -> None:
         if not ticks:
             assert all(hanging.acquire(timeout=60) for _ in range(20))
@@ -139,13 +136,11 @@ def test_a_level_topic_whose_broker_does_not_answer_keeps_no_other_from_being_se
 
     monkeypatch.setattr(service, "_LOOK_S", 0.01)
     monkeypatch.setattr(Dispatcher, "_reassign", reassign)
-    monkeypatch.setattr(Dispatcher, "add", add)  # it is tried again
     for name in (*map("away-{}".format, range(20)), "orders", "later"):
         membership = SimpleNamespace(name="a", close=lambda name=name: given_up.append(name))
         dispatcher._topics.append(served(membership, name))
     dispatcher.run(tick)
     assert given_up[0] == "later", "it is left to dispatchers of a later version"
-    assert list(dispatcher.refused.values()) == ["a later format"]
 
 
 # -- shares
