@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,11 +53,11 @@ class OwnerStats:
     arrived: int = 0
     duplicates: int = 0
     released: int = 0
-    held: dict[str, int] = field(default_factory=dict)
+    held: Counter[str] = field(default_factory=Counter)
     dead: int = 0
     dropped: int = 0
     expired: int = 0
-    outcomes: dict[str, int] = field(default_factory=dict)
+    outcomes: Counter[str] = field(default_factory=Counter)
     pending: int = 0
     in_flight: int = 0
     next_due_ms: int | None = None
@@ -66,39 +68,33 @@ class OwnerStats:
 
 
 class SharedOwnerStats:
-    """Statistics that one thread changes and others read."""
+    """Statistics that some threads change and others read."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changing = threading.Lock()
         self._stats = OwnerStats()
-        self._copy: OwnerStats | None = None  # of the present values
 
     def now(self) -> OwnerStats:
-        """Return a copy of the present values; the same one until they change."""
-        with self._lock:
-            if self._copy is None:
-                stats = self._stats
-                self._copy = replace(
-                    stats,
-                    held=dict(stats.held),
-                    outcomes=dict(stats.outcomes),
-                    lateness=stats.lateness.copy(),
-                )
-            return self._copy
+        """Return the present values; the same object until they change."""
+        return self._stats
 
-    def set(self, **values: object) -> None:
+    def set(self, **values: Any) -> None:
         """Set some of the values."""
-        with self._lock:
-            stats, self._copy = self._stats, None
-            for name, value in values.items():
-                setattr(stats, name, value)
+        with self._changing:
+            self._stats = replace(self._stats, **values)
 
-    def add(self, **counts: int) -> None:
+    def add(self, **counts: int | Counter[str] | npt.NDArray[np.int64]) -> None:
         """Add to some of the counters."""
-        with self._lock:
-            stats, self._copy = self._stats, None
-            for name, count in counts.items():
-                setattr(stats, name, getattr(stats, name) + count)
+        with self._changing:
+            stats = self._stats
+            sums: dict[str, Any] = {
+                name: getattr(stats, name) + count for name, count in counts.items()
+            }
+            self._stats = replace(stats, **sums)
+
+    def set_aside(self, counter: str, key: str) -> None:
+        """Count a message that is not published: ``held`` (by target), ``dead`` or ``dropped``."""
+        self.add(**{counter: Counter([key]) if counter == "held" else 1})
 
     def released(self, late: npt.NDArray[np.int64]) -> None:
         """Count messages that were confirmed.
@@ -106,29 +102,9 @@ class SharedOwnerStats:
         Args:
             late: lateness of each message, ms, shape (n,).
         """
-        counts = np.bincount(
-            np.searchsorted(LATENESS_BOUNDS_MS, late), minlength=len(LATENESS_BOUNDS_MS) + 1
-        )
-        with self._lock:
-            stats, self._copy = self._stats, None
-            stats.released += late.size
-            stats.lateness += counts
-            stats.lateness_ms += int(late.sum())
-
-    def set_aside(self, counter: str, key: str) -> None:
-        """Count a message that is not published: ``held`` (by target), ``dead`` or ``dropped``."""
-        with self._lock:
-            stats, self._copy = self._stats, None
-            if counter == "held":
-                stats.held[key] = stats.held.get(key, 0) + 1
-            else:
-                setattr(stats, counter, getattr(stats, counter) + 1)
-
-    def outcome(self, status: str) -> None:
-        """Count an outcome of a cancellation that the outcomes topic has stored."""
-        with self._lock:
-            stats, self._copy = self._stats, None
-            stats.outcomes[status] = stats.outcomes.get(status, 0) + 1
+        index = np.searchsorted(LATENESS_BOUNDS_MS, late)
+        lateness = np.bincount(index, minlength=len(LATENESS_BOUNDS_MS) + 1)
+        self.add(released=late.size, lateness=lateness, lateness_ms=int(late.sum()))
 
 
 def total_lateness(stats: Iterable[OwnerStats]) -> npt.NDArray[np.int64]:

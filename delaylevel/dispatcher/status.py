@@ -197,8 +197,7 @@ class DispatchReporter:
                 held.add_metric((*labels, target), count)
             for status in OutcomeStatus:
                 if status is not OutcomeStatus.ACCEPTED:
-                    count = stats.outcomes.get(status.value, 0)
-                    outcomes.add_metric((*labels, status.value), count)
+                    outcomes.add_metric((*labels, status.value), stats.outcomes[status.value])
             overdue.add_metric(labels, overdue_ms((stats,), now_ms) / 1000)
             for each in ("recovering", "releasing", "disk full", "disk error", "stopped"):
                 state.add_metric((*labels, each), int(stats.state == each))
@@ -248,9 +247,7 @@ class DispatchReporter:
         """Return the status of one level topic."""
         now_ms, description = self._clock.now_ms(), group.description
         stats = group.stats.values()
-        held: Counter[str] = Counter()
-        for each in stats:
-            held.update(each.held)
+        held = sum((each.held for each in stats), Counter[str]())
         topic_stats = self._members.read(description)
         memory, disk = (
             f"{sum(getattr(each, name) for each in stats) / (1 << 20):,.1f} MiB"

@@ -12,7 +12,7 @@ while another one took over reports nothing.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from functools import partial
 from typing import NamedTuple
 
@@ -142,7 +142,7 @@ class CancellationDesk:
                 continue
             elif not self._again:
                 self._warning.over()
-            self._host.stats.outcome(decision.outcome.status.value)
+            self._host.stats.add(outcomes=Counter([decision.outcome.status.value]))
             if decision.position is not None:
                 if not self._answered:
                     self._answer_s = self._now_s() + _ANSWER_S

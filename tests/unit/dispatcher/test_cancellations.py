@@ -122,19 +122,6 @@ def test_what_was_sent_by_a_clock_that_was_ahead_is_not_cancelled_after_a_takeov
     run.check()
 
 
-def test_a_message_that_waits_for_its_target_is_cancelled(run: Simulation) -> None:
-    run.pause(ORDERS)
-    run.send(3, ORDERS, too_big=False)
-    run.wait(0.02)
-    work(run)
-    run.cancel(1, ORDERS)
-    assert work(run) == {"id-1": {"cancelled"}}
-    run.resume()
-    for _ in range(20):
-        run.round()
-    assert run.broker.topics[ORDERS].delivered == ["id-0", "id-2"]
-
-
 def test_a_cancellation_of_another_due_time_does_not_end_the_wait_of_a_later_one(
     run: Simulation,
 ) -> None:
@@ -147,20 +134,6 @@ def test_a_cancellation_of_another_due_time_does_not_end_the_wait_of_a_later_one
     assert work(run) == {"id-7": {"unknown"}}
     run.add("id-7", ORDERS, 0, b"x", due_in_ms=58_000)
     assert work(run) == {"id-7": {"unknown", "cancelled"}}
-
-
-def test_a_message_that_comes_after_the_end_of_its_cancellation_is_delivered(
-    run: Simulation,
-) -> None:
-    run.cancel(0, ORDERS, 0)
-    work(run)
-    run.wait(GRACE_MS / 1000)
-    assert work(run) == {"id-0": {"unknown"}}
-    run.send(1, ORDERS, too_big=False)
-    for _ in range(20):
-        run.round()
-    assert run.broker.topics[ORDERS].delivered == ["id-0"]
-    assert run.outcomes() == {"id-0": {"unknown"}}
 
 
 def test_the_last_release_of_each_of_the_last_messages_is_known() -> None:

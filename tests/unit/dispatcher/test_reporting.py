@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -60,7 +61,6 @@ class Dispatching:
         self.age_s = 1.0
         self.silent_s = 1.0
         self.members: Any = None
-        self.advertise = Mock()
 
     def stats(self) -> dict[tuple[str, int], OwnerStats]:
         return {}
@@ -174,13 +174,6 @@ def test_a_hung_process_is_not_alive(dispatcher: Dispatching, reporter: Dispatch
     assert not all(check.ok for check in reporter.alive())
 
 
-def test_others_learn_where_the_pages_of_a_process_are(
-    dispatcher: Dispatching, reporter: DispatchReporter
-) -> None:
-    reporter.served_at("http://127.0.0.1:9109")
-    dispatcher.advertise.assert_called_once_with("http://127.0.0.1:9109")
-
-
 def test_problems_have_remedies(dispatcher: Dispatching, members: Any) -> None:
     def found(stats: dict[int, OwnerStats], members: Any = members) -> str:
         return " / ".join(
@@ -241,7 +234,7 @@ def test_the_page_shows_everything_and_escapes_it(
     late = np.zeros(len(LATENESS_BOUNDS_MS) + 1, dtype=np.int64)
     late[2] = 5
     dispatcher.owners[0].stats.set(
-        pending=1_234, released=5, lateness=late, held={"<script>": 3}, state="disk full"
+        pending=1_234, released=5, lateness=late, held=Counter({"<script>": 3}), state="disk full"
     )
     page = status_page(reporter.status(), reporter.ready())
     assert "<script" not in page
