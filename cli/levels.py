@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -28,7 +29,7 @@ from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cli.views.terminal import has_colour, width_of, write
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.errors import InvalidInputError
+from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import exact_duration, parse_duration, shell
 from delaylevel.model.level_topic import (
@@ -49,6 +50,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import lifecycle
 from delaylevel.topics import registry as topics
+from delaylevel.topics.registry import FoundLevelTopic
 from delaylevel.topics.status import status
 from delaylevel.topics.targets import keep
 
@@ -446,10 +448,8 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
     """
     now_ms = SystemClock().now_ms()
     with Admin.from_connection(settings.connection()) as admin:
-        rows = []
-        for item in topics.list_level_topics(admin, namespace):
-            at = None if item.description is None else status(admin, item.description, now_ms)
-            rows.append(list_view(item, at, () if at is None else undelivered(admin, at)))
+        found = topics.list_level_topics(admin, namespace)
+        rows = [_list_row(admin, item, now_ms) for item in found]
     if output in ("json", "jsonl"):
         emit(rows, LIST, output)
         return
@@ -458,6 +458,19 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
     problems = problem_lines(rows, width_of(sys.stdout), has_colour(sys.stdout))
     if problems:
         write(problems)
+
+
+def _list_row(admin: Admin, item: FoundLevelTopic, now_ms: int) -> dict[str, Any]:
+    """Return a level topic as one row; one whose state cannot be read does not hide the others."""
+    if item.description is None:
+        return list_view(item, None)
+    try:
+        at = status(admin, item.description, now_ms)
+        return list_view(item, at, undelivered(admin, at))
+    except BrokerUnreachableError:
+        raise  # it holds for all of them
+    except BrokerError as error:
+        return list_view(replace(item, problem=f"its state cannot be read: {error}"), None)
 
 
 @options.topic_command(
