@@ -147,26 +147,15 @@ class PartitionStats:
 SUBSCRIPTION_TYPES = frozenset({"Exclusive", "Failover", "Shared", "Key_Shared"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClientLimits:
-    """Limits of the clients of a topic; None for the limit of the next higher place.
+@dataclass(frozen=True)
+class TopicPolicies:
+    """Policies of a single topic; None for a policy that is unset, or left unchanged.
 
-    A topic's own limits override those of its namespace, and these the broker's. 0 is no limit.
+    They override those of its namespace, and these the broker's. A limit of 0 is no limit.
 
     Attributes:
         subscription_types: types of subscriptions that are allowed.
         max_producers: number of producers of a partition at the same time.
-    """
-
-    subscription_types: frozenset[str] | None = None
-    max_producers: int | None = None
-
-
-@dataclass(frozen=True)
-class TopicPolicies(ClientLimits):
-    """Policies of a single topic; None for a policy that is unset, or left unchanged.
-
-    Attributes:
         max_consumers: number of consumers and readers of a partition.
         max_consumers_per_subscription: number of consumers of one subscription.
         max_subscriptions: number of subscriptions of a partition; each reader has one.
@@ -177,6 +166,8 @@ class TopicPolicies(ClientLimits):
             later: see :class:`PartitionStats`. ``topic_policies()`` does not return it.
     """
 
+    subscription_types: frozenset[str] | None = None
+    max_producers: int | None = None
     message_ttl_s: int | None = None
     delete_while_inactive: bool | None = None
     replication_clusters: frozenset[str] | None = None
@@ -204,7 +195,7 @@ class BacklogQuota:
 
 
 @dataclass(frozen=True)
-class NamespacePolicies(ClientLimits):
+class NamespacePolicies:
     """Policies of a namespace; None for the broker's default.
 
     Attributes:
@@ -224,7 +215,7 @@ class NamespacePolicies(ClientLimits):
 
 
 @dataclass(frozen=True)
-class BrokerSettings(ClientLimits):
+class BrokerSettings:
     """The relevant part of the broker's own configuration; None without permission to read it.
 
     Attributes:

@@ -148,8 +148,7 @@ def refuse_unsafe(
     settings: BrokerSettings,
 ) -> None:
     """Raise UnsafeNamespaceError with all problems and remedies, if there are any."""
-    targets = rules.read_targets(admin, description, settings, own=False)
-    facts = rules.Facts(description, policies, settings, targets=targets)
+    facts = rules.Facts(description, policies, settings)
     problems = tuple(map(str, rules.violations(facts)))
     if problems:
         raise UnsafeNamespaceError(
