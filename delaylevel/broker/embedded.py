@@ -144,7 +144,6 @@ class EmbeddedBroker:
             service_url=status.service_url,
             admin_url=status.admin_url,
             token=SecretStr(self._token) if self._token else None,
-            origin=f"the embedded broker {self.name!r}",
         )
 
     def start(self, *, timeout_seconds: float = 120) -> BrokerStatus:

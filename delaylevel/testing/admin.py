@@ -269,7 +269,7 @@ def _stats(partition: Partition) -> PartitionStats:
         },
         messages_in=partition.log.messages,
         publishers=tuple(
-            PublisherStats(name, link.access_mode, link.properties)
+            PublisherStats(name, link.properties)
             for name, link in sorted(partition.producers.items())
             if isinstance(link, ProducerLink)
         ),

@@ -127,4 +127,4 @@ def save_connection(folder: Path, connection: Connection) -> None:
 def load_connection(folder: Path) -> Connection:
     """Return the addresses of the run."""
     values = json.loads((folder / "connection.json").read_text())
-    return Connection(**values, operation_timeout_seconds=20, origin="the run")
+    return Connection(**values, operation_timeout_seconds=20)

@@ -186,7 +186,6 @@ class Connection(BaseModel):
         tls_allow_insecure: True to accept any certificate, whatever its issuer and name.
         tls_validate_hostname: True, the default, to compare the certificate's name with the host's.
         operation_timeout_seconds: timeout of the client's operations (create, subscribe, close).
-        origin: description of the source of the addresses, for error texts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -201,7 +200,6 @@ class Connection(BaseModel):
     tls_allow_insecure: bool = False
     tls_validate_hostname: bool = True
     operation_timeout_seconds: int = 30
-    origin: str = "given"
 
     @field_validator("service_url")
     @classmethod
@@ -282,7 +280,7 @@ class Connection(BaseModel):
                 values.pop("token_file", None)
             values.update(settings)
             places.update(dict.fromkeys(settings, place))
-        _complete_addresses(values, places)
+        _complete_addresses(values)
         for name in values.keys() & _PATHS:
             values[name] = Path(values[name]).expanduser()
         try:
@@ -408,11 +406,9 @@ def _checked_url(value: str, schemes: tuple[str, ...]) -> str:
     return value
 
 
-def _complete_addresses(values: dict[str, Any], places: Mapping[str, str]) -> None:
+def _complete_addresses(values: dict[str, Any]) -> None:
     """Add the missing address, so that both are of the same cluster."""
     service, admin = values.get("service_url"), values.get("admin_url")
-    origins = {places[name] for name in ("service_url", "admin_url") if name in values}
-    values["origin"] = " and ".join(sorted(origins))
     if service and admin:
         return
     if service:
@@ -423,9 +419,6 @@ def _complete_addresses(values: dict[str, Any], places: Mapping[str, str]) -> No
         values["service_url"] = f"pulsar+ssl://{host}:6651" if secure else f"pulsar://{host}:6650"
     elif running := local_brokers.running_instance():
         values["service_url"], values["admin_url"] = running.service_url, running.admin_url
-        values["origin"] = f"the embedded broker {running.name!r}"
-    else:
-        values["origin"] = "Pulsar's default addresses"
 
 
 def _host(url: object) -> str:

@@ -577,7 +577,6 @@ def _partition_stats(value: Mapping[str, Any]) -> PartitionStats:
         publishers=tuple(
             PublisherStats(
                 name=item.get("producerName") or "",
-                access_mode=item.get("accessMode") or "",
                 properties=dict(item.get("metadata") or {}),
             )
             for item in value.get("publishers") or ()

@@ -78,7 +78,6 @@ class ProducerLink:
         self._index = index
         self._options = options
         self.name = producer_name
-        self.access_mode = str(options["access_mode"].name)
         self.properties = dict(options["properties"] or {})
         self._clock = clock
         self._waiting: list[_Entry] = []  # an open batch is the last: others overtake it

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import urllib3
 
 from delaylevel.cluster.port import DelayedDelivery
 from delaylevel.cluster.rest import http
@@ -281,25 +280,6 @@ def test_a_change_waits_for_a_broker_that_pauses_and_is_made_once(
         http.Rest(server.url, timeout_s=0.5).put("x", 1)
     lives.set()
     timer.join()
-
-
-def test_the_address_that_answered_last_is_tried_first() -> None:
-    refused, timeout = urllib3.exceptions.ProtocolError(), urllib3.exceptions.TimeoutError()
-    given = http.addresses_of("http://a:1,b:1,c:1")
-    assert http.addresses_of("http://a:1,b:1,c:1") == given, "all clients know the same"
-    first, second, third = given
-
-    def in_order() -> list[http.Address]:
-        return sorted(given, key=lambda each: each.rank)
-
-    first.no_answer(refused)
-    assert in_order() == [second, third, first]
-    second.answered()
-    second.no_answer(timeout)
-    assert in_order() == [third, second, first]
-    third.no_answer(refused)
-    first.answered()
-    assert in_order() == [first, second, third]
 
 
 # -- what brokers were seen to answer

@@ -70,11 +70,10 @@ def test_a_running_embedded_broker_replaces_the_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     urls = ("pulsar://127.0.0.1:21000", "http://127.0.0.1:21001")
-    status = SimpleNamespace(name="mine", service_url=urls[0], admin_url=urls[1])
+    status = SimpleNamespace(service_url=urls[0], admin_url=urls[1])
     monkeypatch.setattr(broker, "running_instance", lambda: status)
     connection = Connection.load(environ={})
     assert (connection.service_url, connection.admin_url) == urls
-    assert "mine" in connection.origin
     # The two addresses are never those of two clusters.
     assert Connection.load(service_url="pulsar://h", environ={}).admin_url == "http://h:8080"
 

@@ -137,16 +137,3 @@ def test_nothing_joins_an_entry_that_has_failed() -> None:
     second, callback = outcomes.next(payload())
     assert second is not first
     assert callback is not None
-
-
-@pytest.mark.parametrize(("index", "size", "proven"), [(0, 3, True), (1, 3, False), (0, 2, False)])
-def test_a_confirmation_counts_for_the_messages_of_its_entry_only(
-    index: int, size: int, proven: bool
-) -> None:
-    outcomes = EntryOutcomes(EntryLimits(10, 100))
-    outcome, _ = outcomes.next(payload())
-    message_id = FakeMessageId(Position(7, 0, index), size)
-    assert outcome.is_proven(message_id), "it has a callback of its own"
-    outcomes.next(payload())
-    outcomes.next(payload())
-    assert outcome.is_proven(message_id) is proven
