@@ -56,7 +56,7 @@ class Carried(Sent[Item]):
         self.size = len(message.value or b"")
         self.number = 0
         self.maybe_stored = False
-        self.answered_s = self.sent_s = 0.0
+        self.sent_s = 0.0
         self.count = 1
         self.envelope = envelope
         self.place, self.properties, self.deliver_at_ms = placed

@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import pulsar
@@ -99,19 +98,13 @@ class TargetProducer(Generic[Item]):
         self._looked_s = self._look_again_s = 0.0
         self.messages = self.size = 0
         # Numbers of messages: passed to producers, with an answer, and those up to which flushes
-        # have begun and ended, the latter also with the time of each flush.
+        # have begun and ended.
         self._given = self._answered = self._begun = self._ended = 0
-        self._ends: deque[tuple[int, float]] = deque()
         self._flushing: Opened | None = None
         self.awaits_flush = False
         # Times of the last poll, of signs of life, and of the last look for answers out of order.
         self.used_s = self._polled_s = self._confirmed_s = self._connected_s = loop.now_s()
         self._apart_s = self.used_s
-
-    @property
-    def opening_s(self) -> float:
-        """Time for which it has been opening, in s; infinite if it is not."""
-        return float("inf") if self.state.is_open else self.opener.opening_s
 
     @property
     def last_number(self) -> int:
@@ -222,16 +215,13 @@ class TargetProducer(Generic[Item]):
                 self._wake()
                 return
             self._flushing = opened
-            self._core.flush_async(
-                lambda _: self._report(partial(self._end_flush, opened, given, self._now_s()))
-            )
+            self._core.flush_async(lambda _: self._report(partial(self._end_flush, opened, given)))
         except pulsar.PulsarException as error:
             self._flushing = None
             log.debug("flush: %s", error_name(error))
 
-    def _end_flush(self, opened: Opened, given: int, at_s: float) -> None:
+    def _end_flush(self, opened: Opened, given: int) -> None:
         self._ended = max(self._ended, given)
-        self._ends.append((given, at_s))
         if self._flushing is opened:
             self._flushing = None
             if self.awaits_flush:
@@ -239,7 +229,7 @@ class TargetProducer(Generic[Item]):
 
     def resume(self) -> None:
         """Go on after a refusal with sequence IDs, once it is recorded."""
-        self.state.resume()
+        self.state.suspended = False
         self._pass_on()
         self.flush()
 
@@ -359,10 +349,7 @@ class TargetProducer(Generic[Item]):
             # The queues are used without a call of `SendState` for each message.
             sent = unsent.popleft()
             if limit is not None and sent.exceeds(limit):
-                in_flight.append(sent)
-                self._given += 1
-                self._answered += 1
-                state.rejected(TOO_LARGE)
+                state.rejected(sent, TOO_LARGE)
                 continue
             payload, until_ms = sent.payload, sent.deliver_at_ms
             outcome, callback = entries.alone() if until_ms else entries.next(payload)
@@ -382,26 +369,21 @@ class TargetProducer(Generic[Item]):
             elif sent.join(outcome.first):
                 continue
             sent.outcome = outcome
-            in_flight.append(sent)
-            self._given += 1
             if outcome and OK not in outcome:
                 reason = result_name(next(iter(outcome)))
                 if reason in MESSAGE_REFUSALS:
-                    self._answered += 1
-                    state.rejected(reason)
+                    state.rejected(sent, reason)
+                    continue
+            in_flight.append(sent)
+            self._given += 1
 
     def _take_answers(self) -> None:
         """Process the answers that have come, in the order of the messages."""
-        state, ends, in_flight = self.state, self._ends, self.state.in_flight
+        state, in_flight = self.state, self.state.in_flight
         while in_flight and in_flight[0].outcome:
             confirmed, verified = self._count_confirmed(in_flight)
             if confirmed:
-                now_s = self._confirmed_s = self._now_s()
-                # They were answered at the latest when their flush had ended.
-                for number, sent in enumerate(islice(in_flight, confirmed), self._answered + 1):
-                    while ends and ends[0][0] < number:
-                        ends.popleft()
-                    sent.answered_s = ends[0][1] if ends else now_s
+                self._confirmed_s = self._now_s()
                 self._answered += confirmed
                 state.confirmed(confirmed, verified)
             else:
@@ -409,7 +391,6 @@ class TargetProducer(Generic[Item]):
                 self._take_failure(UNPROVEN if is_ok(result) else result_name(result))
         if not in_flight:
             self._answered = self._given
-            ends.clear()
         elif (
             # With several partitions, a message without an answer must not delay the confirmations
             # of others for long.
@@ -455,9 +436,7 @@ class TargetProducer(Generic[Item]):
         state = self.state
         self._answered += 1
         if reason in MESSAGE_REFUSALS and not state.numbered:
-            # `rejected` settles the newest message, and this one is the oldest.
-            state.in_flight.rotate(-1)
-            state.rejected(reason)
+            state.rejected(state.in_flight.popleft(), reason)
             return
         state.failed(reason)
 

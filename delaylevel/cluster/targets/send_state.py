@@ -67,8 +67,8 @@ the topic does not exist. *Lost* means that the connection is gone and another p
 be opened at once. The client does the same when it connects again: it sends everything in flight
 once more.
 
-With numbers, nothing is sent after a REFUSED message until the owner has recorded the refusal and
-called `resume`: a later sequence ID would make the refused message look stored.
+With numbers, nothing is sent after a REFUSED message until the owner has recorded the refusal: a
+later sequence ID would make the refused message look stored.
 
 A client that reconnects creates a deleted topic again, without its subscriptions. Nobody can
 receive from it, so its confirmations are worth nothing.
@@ -199,7 +199,6 @@ class Sent(Generic[Item]):
 
     Attributes:
         maybe_stored: True if an earlier producer may have stored it; without sequence IDs only.
-        answered_s: time of its answer, by the monotonic clock; 0 if it is not known.
         count: number of messages that this one stands for: see `join`. Its size is theirs.
     """
 
@@ -213,7 +212,6 @@ class Sent(Generic[Item]):
     # Python 3.10 refuses any dict as a default. This factory runs no Python code for a message.
     outcome: EntryOutcome = field(default_factory=repeat(_NOT_SENT).__next__)
     maybe_stored: bool = False
-    answered_s: float = 0.0
     count: int = 1
 
     def join(self, first: Sent[Item]) -> bool:
@@ -265,7 +263,7 @@ class SendState(Generic[Item]):
 
     Attributes:
         is_open: True while there is a producer that messages may be passed to.
-        suspended: True after a refusal with sequence IDs, until `resume`.
+        suspended: True after a refusal with sequence IDs, until the owner has recorded it.
         unsent: messages to pass to the producer, in the order of their sequence IDs.
         recalled: messages that an earlier process may have sent; they are not sent again here.
     """
@@ -294,9 +292,9 @@ class SendState(Generic[Item]):
         """True while only a new producer can tell which messages are stored."""
         return bool(self._unclear or self.recalled)
 
-    def rejected(self, reason: str) -> None:
-        """Settle the message that was taken last: the client has refused to send it."""
-        self._refuse([self.in_flight.pop()], reason)
+    def rejected(self, sent: Sent[Item], reason: str) -> None:
+        """Settle a message that was taken for sending: the client has refused to send it."""
+        self._refuse([sent], reason)
 
     def confirmed(self, count: int, verified: bool = True) -> None:
         """Process the broker's confirmations of the oldest messages in flight.
@@ -404,10 +402,6 @@ class SendState(Generic[Item]):
         """Settle all messages: nobody can receive what the topic has stored, or will store."""
         self._settle_all(self.unverified, SendOutcome.REFUSED, reason)
         self.gone(reason)
-
-    def resume(self) -> None:
-        """Send again: the refusals that `settled` returned are recorded."""
-        self.suspended = False
 
     def settled(self) -> list[Settled]:
         """Return the outcomes since the last call."""

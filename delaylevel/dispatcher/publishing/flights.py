@@ -596,16 +596,12 @@ class Flights:
     def _note_stored(self, stored: list[Sent[PoolItem]]) -> None:
         """Note when messages were stored, and how late."""
         self._gather(_COUNT_S)
-        now_s, now_ms = self._now_s(), self._clock.now_ms()
-        at_s, at_ms = now_s, now_ms
+        now_ms = self._clock.now_ms()
         for sent in stored:
-            if sent.answered_s != at_s:
-                at_s = sent.answered_s
-                at_ms = now_ms - int((now_s - at_s) * 1000) if at_s else now_ms
             flight, index = sent.item
             assert isinstance(flight, Flight)
-            flight.confirmed_ms = at_ms
-            late_ms = at_ms - flight.dues[index]
+            flight.confirmed_ms = now_ms
+            late_ms = now_ms - flight.dues[index]
             self._late_ms.append(late_ms if late_ms > 0 else 0)
 
     def _gather(self, most_s: float) -> None:
