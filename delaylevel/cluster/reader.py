@@ -186,25 +186,16 @@ def messages_in_range(
     """
     if start >= end:
         return
-    reader = _open_reader(client, partition_topic, start, queue)
-    read_next = read_next_of(reader)
     until = (end.ledger, end.entry, end.batch)
-    try:
+    with closing(PartitionReader(client, partition_topic, start, queue=queue)) as reader:
         while True:
-            message = _await_message(reader, read_next, partition_topic, end)
+            message = _await_message(reader, partition_topic, end)
             if message is None:
                 return
             message_id = message.message_id()
             at = (message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
             if at >= until:
                 return
-            fitting = _fitting_queue(queue, message)
-            if fitting < queue:
-                queue, large = fitting, reader
-                reader = _open_reader(client, partition_topic, Position(*at), queue)
-                large.close()
-                read_next = read_next_of(reader)
-                continue
             following = _following(message_id, at, until)
             if not following:
                 yield message, *at
@@ -216,7 +207,7 @@ def messages_in_range(
             entry = [message]
             with contextlib.suppress(pulsar.Timeout):
                 for _ in range(following):
-                    entry.append(read_next(_FIRST_POLL_MS))
+                    entry.append(reader.read_next(_FIRST_POLL_MS))
             ledgers, entries, batches = positions_of(entry)
             last = ledgers[-1], entries[-1], batches[-1]
             found = zip(entry, ledgers, entries, batches, strict=True)
@@ -226,8 +217,6 @@ def messages_in_range(
             yield from found
             if _is_last(entry[-1].message_id(), last, until):
                 return
-    finally:
-        reader.close()
 
 
 def entry_times(
@@ -274,6 +263,13 @@ class PartitionReader:
     exception: without an answer for a while, `_look` takes a message from there. It may be the one
     that was missed, or one behind an answer that is on its way. So it is kept until the answer has
     come. If none comes, it was missed, and a new reader begins at the last position.
+
+    Args:
+        queue: number of messages that the client prefetches, unless they are large.
+
+    Attributes:
+        read_next: function that reads a message of the core, given a timeout in ms, for messages
+            that certainly follow the last one.
     """
 
     def __init__(
@@ -282,6 +278,8 @@ class PartitionReader:
         topic: str,
         start: Position,
         now_s: Callable[[], float] = time.monotonic,
+        *,
+        queue: int = RECEIVER_QUEUE_SIZE,
     ) -> None:
         self._client = client
         self._topic = topic
@@ -290,12 +288,12 @@ class PartitionReader:
         self._last: Any = None  # the last message that was returned
         self._next: Any = None  # a message that was taken, and comes next
         self._ask_again_s = 0.0
-        self._queue = RECEIVER_QUEUE_SIZE
+        self._queue = queue
         self._open()
 
     def _open(self) -> None:
         self._reader = _open_reader(self._client, self._topic, self._start, self._queue)
-        self._read_next = read_next_of(self._reader)
+        self.read_next = read_next_of(self._reader)
         # The answer comes in a thread of the client, which sets it first, and then takes the
         # question back. The reader's thread looks at them in the opposite order.
         self._answer: Any = None
@@ -317,7 +315,7 @@ class PartitionReader:
 
     def burst(self, message: Any) -> Iterator[Any]:
         """Yield a message, then the messages that follow it without a pause."""
-        read_next = self._read_next
+        read_next = self.read_next
         try:
             while True:
                 yield message
@@ -398,7 +396,7 @@ class PartitionReader:
     def _take(self, timeout_ms: int) -> Any | None:
         """Take a message from the client's queue."""
         try:
-            return self._read_next(timeout_ms)
+            return self.read_next(timeout_ms)
         except pulsar.Timeout:
             return None
 
@@ -482,21 +480,14 @@ def _open_reader(client: Any, topic: str, start: Position, queue: int) -> Any:
     )
 
 
-def _await_message(
-    reader: Any,
-    read_next: Callable[[int], Any],
-    topic: str,
-    end: Position,
-) -> Any | None:
+def _await_message(reader: PartitionReader, topic: str, end: Position) -> Any | None:
     """Return the next message; None if the broker has none."""
     for timeout_ms in (_FIRST_POLL_MS, _LAST_POLL_MS):
-        try:
-            return read_next(timeout_ms)
-        except pulsar.Timeout:
-            # The rest of the range may no longer exist. Asking the broker costs a round trip, so
-            # ask only when it delivers nothing.
-            if not _has_more(reader):
-                return None
+        message = reader.receive(timeout_ms)
+        # The rest of the range may no longer exist. Asking the broker costs a round trip, so ask
+        # only when it delivers nothing.
+        if message is not None or not reader.has_message_available():
+            return message
     raise BrokerError(
         f"{topic} has messages before {end} but delivered none within {_LAST_POLL_MS} ms: is the "
         "broker overloaded? Nothing was acknowledged"
