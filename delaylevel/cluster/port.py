@@ -174,21 +174,28 @@ class TopicPolicies:
     max_subscriptions: int | None = None
 
 
+#: The type of a backlog quota that limits the size.
+BY_SIZE = "destination_storage"
+
+
 @dataclass(frozen=True)
 class BacklogQuota:
     """Limit of the unacknowledged messages in each topic of a namespace.
 
     Attributes:
         type: ``destination_storage`` (by size) or ``message_age`` (by time).
-        limit_bytes: maximum size in bytes; None for no limit.
-        limit_s: maximum age in seconds; None for no limit.
+        limit: maximum size in bytes, or maximum age in seconds.
         policy: ``producer_request_hold``, ``producer_exception`` or ``consumer_backlog_eviction``.
     """
 
     type: str
-    limit_bytes: int | None
-    limit_s: int | None
+    limit: int
     policy: str
+
+    @property
+    def by_size(self) -> bool:
+        """True if it limits the size."""
+        return self.type == BY_SIZE
 
 
 @dataclass(frozen=True)

@@ -170,10 +170,10 @@ def notes(
 ) -> tuple[str, ...]:
     """Return notes on rules that lose nothing, but matter when many messages are parked."""
     found = [
-        f"sending fails once a partition holds {quota.limit_bytes:,} bytes (backlog quota of "
+        f"sending fails once a partition holds {quota.limit:,} bytes (backlog quota of "
         f"{description.name.namespace_path}); `pulsar-admin namespaces set-backlog-quota` raises it"
         for quota in quotas(policies, settings)
-        if quota.limit_bytes is not None and quota.policy != EVICTS
+        if quota.by_size and quota.policy != EVICTS
     ]
     if settings == BrokerSettings() and policies.subscription_expiration_min is None:
         found.append(
@@ -271,18 +271,14 @@ def _expiration(facts: Facts) -> Iterator[Problem]:
 def _quota(facts: Facts) -> Iterator[Problem]:
     longest_ms = facts.description.levels.maximum_ms
     for quota in quotas(facts.namespace, facts.broker):
-        by_size = quota.limit_bytes is not None
-        limit = (
-            f"{quota.limit_bytes:,} bytes"
-            if by_size
-            else format_duration((quota.limit_s or 0) * 1000)
-        )
+        by_size, number = quota.by_size, quota.limit
+        limit = f"{number:,} bytes" if by_size else format_duration(number * 1000)
         if quota.policy == EVICTS:
             says = (
                 f"the backlog quota of {facts.path} throws unacknowledged messages away beyond "
                 f"{limit} ({quota.type}, {quota.policy})"
             )
-        elif not by_size and (quota.limit_s or 0) * 1000 <= longest_ms:
+        elif not by_size and number * 1000 <= longest_ms:
             says = (
                 f"the backlog quota of {facts.path} blocks producers once a message is {limit} old "
                 f"({quota.type}, {quota.policy}), and parked ones grow up to "

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import (
+    BY_SIZE,
     AcknowledgedRange,
     BacklogQuota,
     BrokerSettings,
@@ -501,17 +502,9 @@ def _namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
     """Read the policies of a namespace; omit quotas that limit nothing."""
     quotas = []
     for kind, quota in (value.get("backlog_quota_map") or {}).items():
-        size, age = quota.get("limitSize", -1), quota.get("limitTime", -1)
-        by_size = kind == "destination_storage"
-        if size >= 0 if by_size else age > 0:
-            quotas.append(
-                BacklogQuota(
-                    type=kind,
-                    limit_bytes=size if by_size else None,
-                    limit_s=None if by_size else age,
-                    policy=str(quota.get("policy", "")),
-                )
-            )
+        limit = quota.get("limitSize" if kind == BY_SIZE else "limitTime", -1)
+        if limit > 0 or (limit == 0 and kind == BY_SIZE):
+            quotas.append(BacklogQuota(kind, limit, str(quota.get("policy", ""))))
     return NamespacePolicies(
         subscription_expiration_min=value.get("subscription_expiration_time_minutes"),
         backlog_quotas=tuple(sorted(quotas, key=lambda quota: quota.type)),
@@ -595,9 +588,9 @@ def _default_quotas(value: Mapping[str, str]) -> tuple[BacklogQuota, ...]:
     age = _number(value, "backlogQuotaDefaultLimitSecond") or 0
     quotas = []
     if size > 0:
-        quotas.append(BacklogQuota("destination_storage", size, None, policy))
+        quotas.append(BacklogQuota(BY_SIZE, size, policy))
     if age > 0:
-        quotas.append(BacklogQuota("message_age", None, age, policy))
+        quotas.append(BacklogQuota("message_age", age, policy))
     return tuple(quotas)
 
 

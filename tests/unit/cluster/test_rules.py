@@ -31,7 +31,7 @@ LEVELS = Levels(PartitionStrategy(maximum_delay=timedelta(days=30)))
 DESCRIPTION = LevelTopicDescription(
     "a/b/orders-delay-level", LEVELS, ("a/b/orders",), final_window=FinalWindow.TRACKER
 )
-HELD_BACK = BacklogQuota("destination_storage", 10 << 30, None, "producer_request_hold")
+HELD_BACK = BacklogQuota("destination_storage", 10 << 30, "producer_request_hold")
 EVICTED = replace(HELD_BACK, policy="consumer_backlog_eviction")
 KNOWN = BrokerSettings(
     cluster="here",
@@ -45,7 +45,7 @@ BOTH = {"replication_clusters": frozenset({"here", "there"})}
 
 
 def ages(seconds: int, policy: str = "producer_exception") -> dict[str, Any]:
-    return {"backlog_quotas": (BacklogQuota("message_age", None, seconds, policy),)}
+    return {"backlog_quotas": (BacklogQuota("message_age", seconds, policy),)}
 
 
 def test_every_policy_of_ours_lifts_a_limit() -> None:
