@@ -242,21 +242,9 @@ class DispatchWorld:
             for stats in self.world.admin.partitioned_stats(topic).values()
         )
 
-    def wait_until(self, due_ms: int) -> None:
-        """Wait until a due time, in ms since the epoch."""
-        seconds = max(due_ms - now_ms(), 0) / 1000 + 10
-        self.world.eventually(lambda: now_ms() > due_ms, "a due time", seconds)
-
     def settle(self, seconds: float = 60) -> None:
         """Wait until no message waits in the window or in the held topic."""
         self.world.eventually(lambda: not self.waiting(), "the end of all messages", seconds)
-
-    def check_once(self, names: list[str], seconds: float = 60) -> None:
-        """Wait until nothing waits any more, and check that the only target holds each ID once."""
-        self.settle(seconds)
-        found = self.stored(self.target)
-        missing = len(names) - len(found)
-        assert found == once(names), f"{missing} missing, {copies(found)}"
 
     # -- topics and their policies
 
@@ -321,11 +309,6 @@ class DispatchWorld:
         except pulsar.PulsarException:
             return False
         return True
-
-    def lift_quota_after_attempts(self, target: str) -> None:
-        """Remove the backlog quota after a time in which a dispatcher meets it."""
-        at_most(5, self.world, lambda: self.held)
-        self.lift_quota(target)
 
     @contextlib.contextmanager
     def exclusive(self, target: str) -> Iterator[None]:

@@ -29,28 +29,13 @@ def main() -> int:
     parser.add_argument(
         "--topics", default="spark,run,function", help="level topics, some of these"
     )
-    parser.add_argument(
-        "--delivery",
-        choices=["", "at-least-once", "effectively-once"],
-        default="",
-        help="guarantee of `dispatcher run`; `run` has the other one; by default, the seed decides",
-    )
     parser.add_argument("--faults", default="", help="kinds of faults; all by default")
-    parser.add_argument(
-        "--tokens",
-        choices=["yes", "no"],
-        help="a broker with tokens that expire, without Java and the Function; by default, the "
-        "seed decides",
-    )
-    parser.add_argument("--keep", action="store_true", help="keep logs and ledgers")
     given = parser.parse_args()
     seed = given.seed or random.SystemRandom().randrange(1, 1 << 30)
+    # The seed decides about the guarantee of `dispatcher run` (`run` has the other one), and about
+    # a broker with tokens that expire, without Java and the Function.
     decided = random.Random(seed)
     once, tokens = decided.random() < 0.7, decided.random() < 0.3
-    if given.delivery:
-        once = given.delivery == "effectively-once"
-    if given.tokens is not None:
-        tokens = given.tokens == "yes"
     without = {"function"} if tokens else set()
     names = tuple(name for name in given.topics.split(",") if name and name not in without)
     if not names:
@@ -72,9 +57,9 @@ def main() -> int:
     try:
         settings = Settings(folder, chosen, seed, tokens)
         result = Torture(settings, faults, given.minutes, say).run()
-        keep = given.keep or not result.ok
+        keep = not result.ok
     except KeyboardInterrupt:
-        keep = given.keep
+        keep = False
         return 130
     except (DelayLevelError, StageError) as error:
         say(f"the run failed: {error}")

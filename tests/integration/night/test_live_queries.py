@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -17,9 +15,9 @@ pytest.importorskip("prometheus_client")
 
 from delaylevel.dispatcher import Dispatcher
 from delaylevel.dispatcher.status import DispatchReporter
-from delaylevel.inspection import Inspector, Selection, Window
+from delaylevel.inspection import Inspector
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.prometheus import serve
 from support.world import RealWorld
@@ -64,76 +62,29 @@ def filled(world: RealWorld) -> LevelTopicDescription:
     return description
 
 
-def subscriptions(world: RealWorld, description: LevelTopicDescription) -> dict[Any, Any]:
-    """Return the backlog and the consumers of every durable subscription."""
-    return {
-        (member.topic, index, name): (one.backlog_entries, [each.name for each in one.consumers])
-        for member in description.members()
-        if member.role in (Role.LEVEL, Role.WINDOW)
-        for index, stats in world.admin.partitioned_stats(member.topic).items()
-        for name, one in stats.subscriptions.items()
-        if one.durable
-    }
-
-
-def test_what_a_dispatcher_has_not_read_yet_is_read_from_the_topic(
+def test_dispatchers_are_asked_and_an_answer_of_another_process_does_not_count(
     world: RealWorld,
     filled: LevelTopicDescription,
     run: Callable[..., tuple[Dispatcher, int]],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Let the fetchers pass on nothing more, and store further messages."""
-    dispatcher, _ = run(filled)
+    """Let a dispatcher announce another's address, as 127.0.0.1 of another machine would be."""
+
+    def look(**options: bool) -> Inspector:
+        return Inspector(world.plain_client, world.admin, filled.topic, **options)
+
+    first, _ = run(filled)
     world.eventually(
-        lambda: len(found := dispatcher.stats()) == 3 and all(x.caught_up for x in found.values()),
+        lambda: len(found := first.stats()) == 3 and all(x.caught_up for x in found.values()),
         "owners of all partitions",
     )
-    receive = "delaylevel.dispatcher.fetcher.PartitionReader.receive"
-    monkeypatch.setattr(receive, lambda _, timeout_ms: time.sleep(0.05))
-    now = SystemClock().now_ms()
-    due = Window(now, now + HOUR)
+    asked, read = look(), look(live=False)
+    assert list(asked.rows()) == list(read.rows())
+    assert asked.live is not None
+    assert (len(asked.live.ask("counts")), asked.live.refusals) == (3, {})
 
-    def count() -> int:
-        """Compare both ways for some selections; return the number of rows of the range."""
-        live, read = (
-            Inspector(world.plain_client, world.admin, filled.topic, live=live)
-            for live in (True, False)
-        )
-        assert live.live is not None
-        assert len(live.live.ask("counts")) == 3
-        assert live.live.refusals == {}
-        for chosen in (Selection(due), Selection(due, where="size > 1000", key="k3")):
-            assert list(live.rows(chosen)) == list(read.rows(chosen))
-            assert list(live.rows(chosen, limit=20)) == list(read.rows(chosen, limit=20))
-        for attribute in ("amount", "size"):
-            found, other = (look.average(attribute, Selection(due)) for look in (live, read))
-            assert (found.messages, found.counted) == (other.messages, other.counted)
-            assert found.mean == pytest.approx(other.mean)
-            assert (found.least, found.most) == (other.least, other.most)
-        return found.messages
-
-    fronts = subscriptions(world, filled)
-    before = count()
-    assert subscriptions(world, filled) == fronts, "a query moved, locked or left one"
-    (orders,) = filled.targets
-    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
-        for number in range(30):
-            producer.send(b"late", deliver_at=now + HOUR // 2 + number)
-    assert count() == before + 30
-
-
-def test_an_answer_of_another_process_does_not_count(
-    world: RealWorld,
-    filled: LevelTopicDescription,
-    run: Callable[..., tuple[Dispatcher, int]],
-) -> None:
-    """Let another dispatcher answer at the announced address, as 127.0.0.1 of another machine."""
-    other = world.level_topic(LEVELS, ("others",), final_window=FinalWindow.TRACKER)
-    _, port = run(other)
-    dispatcher, _ = run(filled)
-    dispatcher.advertise(f"http://127.0.0.1:{port}")
-    world.eventually(lambda: len(dispatcher.stats()) == 3, "owners of all partitions")
-    look = Inspector(world.plain_client, world.admin, filled.topic)
-    assert len(list(look.rows())) == COUNT
-    assert look.live is not None
-    assert look.live.refusals
+    _, port = run(world.level_topic(LEVELS, ("others",), final_window=FinalWindow.TRACKER))
+    second, _ = run(filled)
+    second.advertise(f"http://127.0.0.1:{port}")
+    world.eventually(second.stats, "a share of the second one")
+    assert list(asked.rows()) == list(read.rows())
+    assert asked.live.refusals
