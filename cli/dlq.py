@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from delaylevel.cli.views.output import emit, emit_one, finish, note, outcome_tone
+from delaylevel.cli.views.output import emit, emit_one, finish, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
@@ -43,7 +43,7 @@ _LIST = (
 _SHOW = (*_LIST[:-1], Column("source"), Column("properties"), Column("value"))
 _DISPOSED = (
     Column("id", "id"),
-    Column("outcome", tone=outcome_tone),
+    Column("outcome"),
     Column("message_id"),
     Column("target", "topic", rank=1),
     Column("reason", rank=2),

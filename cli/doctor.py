@@ -10,7 +10,7 @@ import click
 
 from delaylevel import doctor as examination
 from delaylevel.cli.views.output import emit, note
-from delaylevel.cli.views.terminal import Tone, has_colour, painted, width_of, wrapped, write
+from delaylevel.cli.views.terminal import width_of, wrapped
 from delaylevel.doctor import Finding, State
 from delaylevel.model.delivery import Delivery
 
@@ -18,7 +18,6 @@ from . import options
 from .command import Settings, examples, pass_settings
 
 _MARKS = {State.OK: "ok", State.WARNING: "warn", State.FAILED: "FAIL", State.SKIPPED: "-"}
-_TONES: dict[str, Tone] = {"FAIL": "red", "warn": "yellow"}
 
 
 def finding_view(finding: Finding) -> dict[str, Any]:
@@ -34,12 +33,10 @@ def finding_view(finding: Finding) -> dict[str, Any]:
     }
 
 
-def findings_text(
-    findings: Sequence[Finding], width: int | None, *, everything: bool, colour: bool
-) -> str:
+def findings_text(findings: Sequence[Finding], width: int | None, *, everything: bool) -> str:
     """Return findings for a person: failures, warnings, checks that were not made, and the rest."""
     parts = [
-        _paragraph(finding, width, colour)
+        _paragraph(finding, width)
         for state in (State.FAILED, State.WARNING)
         for finding in findings
         if finding.state is state
@@ -57,13 +54,11 @@ def findings_text(
     return "\n\n".join(parts)
 
 
-def _paragraph(finding: Finding, width: int | None, colour: bool) -> str:
-    mark = _MARKS[finding.state]
+def _paragraph(finding: Finding, width: int | None) -> str:
     found = (*finding.problems, *finding.warnings)
     return "\n".join(
         (
-            f"{painted(mark, _TONES[mark] if colour else None)}  {finding.check} "
-            f"({_short(finding.subject)})",
+            f"{_MARKS[finding.state]}  {finding.check} ({_short(finding.subject)})",
             *(wrapped(_short(problem.says), width, "  ", "    ") for problem in found),
             *(wrapped(_short(remedy), width, "  -> ", "     ") for remedy in finding.remedies),
         )
@@ -123,9 +118,8 @@ def doctor(
     if output in ("json", "jsonl"):
         emit([finding_view(finding) for finding in findings], (), output)
     else:
-        width, colour = width_of(sys.stdout), has_colour(sys.stdout)
         shown = everything or output == "wide"
-        write(findings_text(findings, width, everything=shown, colour=colour))
+        click.echo(findings_text(findings, width_of(sys.stdout), everything=shown))
     well = "No check failed." if warned or skipped else "All is well."
     note(f"{len(failed)} of {len(findings)} checks failed." if failed else well)
     if warned:

@@ -27,7 +27,7 @@ from delaylevel.cli.views.levels import (
 )
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
-from delaylevel.cli.views.terminal import has_colour, width_of, write
+from delaylevel.cli.views.terminal import width_of
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
 from delaylevel.model.clock import SystemClock
@@ -455,9 +455,9 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
         return
     shown = [{**row, "problem_count": len(row["problems"])} for row in rows]
     emit(shown, LIST, output, empty=f"No level topics in {namespace}.", legend=LIST_LEGEND)
-    problems = problem_lines(rows, width_of(sys.stdout), has_colour(sys.stdout))
+    problems = problem_lines(rows, width_of(sys.stdout))
     if problems:
-        write(problems)
+        click.echo(problems)
 
 
 def _list_row(admin: Admin, item: FoundLevelTopic, now_ms: int) -> dict[str, Any]:

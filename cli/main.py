@@ -189,8 +189,6 @@ def cli(ctx: click.Context, verbose: int) -> None:
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broker not reached.
     """
     settings_of(ctx).verbosity = verbose
-    if os.environ.get("NO_COLOR"):
-        ctx.color = False
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     logging.basicConfig(format=LOG_FORMAT, level=level)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from delaylevel import changes
-from delaylevel.cli.views.output import emit, emit_one, finish, note, outcome_tone
+from delaylevel.cli.views.output import emit, emit_one, finish, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cli.views.terminal import cut, printable
 from delaylevel.cluster.connection.settings import require_reachable
@@ -209,7 +209,7 @@ def average(settings: Settings, topic: str, attribute: str, output: str, **condi
 
 _OUTCOMES: tuple[Column, ...] = (
     Column("id", "id"),
-    Column("outcome", tone=outcome_tone),
+    Column("outcome"),
     Column("due_ms", "time", rank=1),
     Column("released_ms", "time", rank=2),
     Column("reason", rank=3),

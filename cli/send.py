@@ -16,7 +16,7 @@ import click
 
 from delaylevel.cli.views.levels import note_undelivered, note_unsubscribed
 from delaylevel.cli.views.live import Progress
-from delaylevel.cli.views.output import emit, emit_one, failure_view, note, outcome_tone
+from delaylevel.cli.views.output import emit, emit_one, failure_view, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.failures import close_quietly, is_ok
@@ -36,7 +36,7 @@ from .options import DURATION, TIME, parse_time_ms
 
 _COLUMNS = (
     Column("line", "number"),
-    Column("outcome", tone=outcome_tone),
+    Column("outcome"),
     Column("id", "id"),
     Column("due_ms", "time"),
     Column("message_id", rank=1),

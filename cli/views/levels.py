@@ -16,8 +16,8 @@ from delaylevel.topics.status import LevelTopicStatus, PartitionStatus, status
 from delaylevel.topics.targets import unsubscribed
 
 from .output import note
-from .tables import Column, red_if_any, yellow_if_any
-from .terminal import painted, wrapped
+from .tables import Column
+from .terminal import wrapped
 
 
 def undelivered(admin: TopicAdmin, at: LevelTopicStatus, name: str = "") -> list[str]:
@@ -71,26 +71,26 @@ DESCRIPTION = (
     Column("attribute", wide=True),
     Column("expire_after_ms", "duration", wide=True),
     Column("expired", wide=True),
-    Column("paused", "topic", rank=5, tone=yellow_if_any),
+    Column("paused", "topic", rank=5),
 )
 STATE = (
     Column("backlog_entries", "number", head="PARKED"),
     Column("next_hand_off_ms", "time", rank=2),
-    Column("behind_ms", "duration", tone=red_if_any),
-    Column("mover_alive", head="CONSUMED", rank=6, tone=lambda on, _: None if on else "red"),
+    Column("behind_ms", "duration"),
+    Column("mover_alive", head="CONSUMED", rank=6),
 )
-LIST = (*DESCRIPTION, *STATE, Column("problem_count", "number", head="PROBLEMS", tone=red_if_any))
+LIST = (*DESCRIPTION, *STATE, Column("problem_count", "number", head="PROBLEMS"))
 DESCRIBE = (
     *DESCRIPTION,
     *STATE,
-    Column("held_entries", "number", head="HELD", tone=yellow_if_any),
-    Column("dead_letter_entries", "number", head="DEAD LETTERS", tone=red_if_any),
+    Column("held_entries", "number", head="HELD"),
+    Column("dead_letter_entries", "number", head="DEAD LETTERS"),
     Column("window_entries", "number", head="WINDOW TOPIC"),
     Column("log_entries", "number", head="RELEASE LOG"),
     Column("outcome_entries", "number", head="OUTCOMES", wide=True),
     Column("consumers"),
     Column("dispatchers"),
-    Column("problems", tone=red_if_any),
+    Column("problems"),
 )
 PARTITIONS = (
     Column("level_name", head="LEVEL"),
@@ -98,7 +98,7 @@ PARTITIONS = (
     Column("backlog_entries", "number", head="BACKLOG"),
     Column("oldest_publish_ms", "time", rank=3),
     Column("oldest_hand_off_ms", "time"),
-    Column("behind_ms", "duration", tone=red_if_any),
+    Column("behind_ms", "duration"),
     Column("storage_bytes", "number", head="BYTES", wide=True),
     Column("consumers", head="CONSUMED BY", rank=1),
     Column("topic", "topic", wide=True),
@@ -148,13 +148,12 @@ def list_view(
     }
 
 
-def problem_lines(rows: Sequence[dict[str, Any]], width: int | None, colour: bool) -> str:
+def problem_lines(rows: Sequence[dict[str, Any]], width: int | None) -> str:
     """Return the problems below the table of a list: a paragraph for each level topic."""
     lines = []
     for row in rows:
         if row["problems"]:
-            name = TopicName.parse(row["topic"]).short
-            lines += ["", painted(name, "red" if colour else None)]
+            lines += ["", TopicName.parse(row["topic"]).short]
             lines += [wrapped(line, width, "  ", "    ") for line in _some(row["problems"])]
     return "\n".join(lines)
 

@@ -11,19 +11,9 @@ from typing import Any
 import click
 
 from .tables import Column, render, render_one
-from .terminal import Tone, has_colour, width_of, wrapped, write
+from .terminal import width_of, wrapped
 
 FORMATS = ("table", "wide", "json", "jsonl")
-_TONES: dict[str, Tone] = {
-    "failed": "red",
-    "unconfirmed": "red",
-    "both": "red",
-    "too late": "yellow",
-    "unknown": "yellow",
-    "still dead": "yellow",
-    "not tried": "yellow",
-    "not found": "yellow",
-}
 
 
 def emit(
@@ -73,8 +63,7 @@ def _json(value: Any, output: str) -> str:
 def _print(
     draw: Callable[..., str], value: Any, columns: Sequence[Column], output: str, legend: str
 ) -> None:
-    width, colour = width_of(sys.stdout), has_colour(sys.stdout)
-    write(draw(value, columns, wide=output == "wide", width=width, colour=colour))
+    click.echo(draw(value, columns, wide=output == "wide", width=width_of(sys.stdout)))
     if legend and sys.stdout.isatty():  # for people who read it there
         note(legend)
 
@@ -84,11 +73,6 @@ def note(message: str) -> None:
     width = width_of(sys.stderr)
     with contextlib.suppress(OSError):  # nothing ends because its log cannot be written
         click.echo("\n".join(wrapped(line, width) for line in message.splitlines()), err=True)
-
-
-def outcome_tone(outcome: Any, _: Any) -> Tone | None:
-    """Return the colour of an outcome that needs attention."""
-    return _TONES.get(outcome)
 
 
 def failure_view(error: BaseException) -> dict[str, Any]:

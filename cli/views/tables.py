@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -12,12 +12,10 @@ from delaylevel.model.formatting import format_duration, format_instant
 from delaylevel.model.topic_name import TopicName
 
 from .terminal import (
-    Tone,
     cells,
     cut,
     cut_in_the_middle,
     padded,
-    painted,
     printable,
     wrapped,
 )
@@ -46,7 +44,6 @@ class Column:
         wide: True for a column that only ``-o wide`` shows.
         rank: order in which columns are left out in a narrow terminal: empty ones first, then the
             highest rank; those of rank 0 always stay.
-        tone: function of a value and its row that returns the colour of a problem, or None.
     """
 
     key: str
@@ -54,22 +51,11 @@ class Column:
     head: str | None = None
     wide: bool = False
     rank: int = 0
-    tone: Callable[[Any, Mapping[str, Any]], Tone | None] | None = None
 
     @property
     def title(self) -> str:
         """The column header."""
         return self.head or self.key.removesuffix("_ms").replace("_", " ").upper()
-
-
-def red_if_any(value: Any, _: object = None) -> Tone | None:
-    """Return red for a value other than 0 and nothing."""
-    return "red" if value else None
-
-
-def yellow_if_any(value: Any, _: object = None) -> Tone | None:
-    """Return yellow for a value other than 0 and nothing."""
-    return "yellow" if value else None
 
 
 def render(
@@ -78,7 +64,6 @@ def render(
     *,
     wide: bool = False,
     width: int | None = None,
-    colour: bool = False,
 ) -> str:
     """Return rows as a table, without a newline at the end; ``wide`` is for all names in full."""
     listed = list(rows)
@@ -94,11 +79,7 @@ def render(
     drawn = []
     for column, texts, room in fitted:
         texts = _cut_column(texts, room, column.kind)
-        aligned = [padded(text, room, column.kind in _NUMBERS) for text in texts]
-        if colour and column.tone is not None:
-            tones = [None, *(column.tone(row.get(column.key), row) for row in listed)]
-            aligned = [painted(text, tone) for text, tone in zip(aligned, tones, strict=True)]
-        drawn.append(aligned)
+        drawn.append([padded(text, room, column.kind in _NUMBERS) for text in texts])
     lines = [(" " * gap).join(line).rstrip() for line in zip(*drawn, strict=True)]
     return "\n".join(lines if width is None else [cut(line, width) for line in lines])
 
@@ -109,7 +90,6 @@ def render_one(
     *,
     wide: bool = False,
     width: int | None = None,
-    colour: bool = False,
 ) -> str:
     """Return one item with a line for each column.
 
@@ -127,7 +107,6 @@ def render_one(
         is_long = width is not None and cells(hanging + texts[0]) > width
         if is_long and isinstance(value, (list, tuple)):
             texts = [_cell(one, column.kind, wide) for one in value]
-        tone = column.tone(value, item) if colour and column.tone is not None else None
         found = [
             line.removeprefix(hanging)
             for text in texts
@@ -135,7 +114,7 @@ def render_one(
         ]
         for number, line in enumerate(found):
             title = "" if number else column.title
-            lines.append(f"{title.ljust(titles)}   {painted(line, tone)}".rstrip())
+            lines.append(f"{title.ljust(titles)}   {line}".rstrip())
     return "\n".join(lines)
 
 

@@ -1,21 +1,14 @@
-"""The terminal: its size, its colours, and the cells that a text takes on it."""
+"""The terminal: its size, and the cells that a text takes on it."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import sys
 import unicodedata
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
-import click
-
-Tone = Literal["red", "yellow", "green"]
-
-# Control sequences, such as those of colours.
-_SEQUENCE = re.compile(r"(\x1b\[[0-?]*[ -/]*[@-~])")
 # Words of prose; commands in backticks stay in one piece, so that they can be copied.
 _WORD = re.compile(r"`[^`]*`\S*|\S+")
 
@@ -35,28 +28,6 @@ def width_of(stream: Any) -> int | None:
     return size_of(stream).columns if stream.isatty() else None
 
 
-def has_colour(stream: Any) -> bool:
-    """Return True if text for a stream may be coloured.
-
-    ``NO_COLOR`` forbids it. ``FORCE_COLOR`` asks for it, also if the stream is no terminal.
-    """
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
-        return True
-    return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
-
-
-def painted(text: str, tone: Tone | None) -> str:
-    """Return a text in a colour; as it is if the colour is None."""
-    return click.style(text, fg=tone) if tone and text else text
-
-
-def write(text: str) -> None:
-    """Print a text on stdout, whose colours were chosen for it."""
-    click.echo(text, color=has_colour(sys.stdout))
-
-
 def printable(text: str) -> str:
     """Return a text in one line, with control characters written as escapes.
 
@@ -70,31 +41,21 @@ def printable(text: str) -> str:
 
 
 def cells(text: str) -> int:
-    """Return the number of cells that a text takes, without its control sequences."""
-    if "\x1b" in text:
-        text = _SEQUENCE.sub("", text)
+    """Return the number of cells that a text takes."""
     return len(text) if text.isascii() else sum(map(_cells_of, text))
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text cut to a number of cells; ``…`` marks the cut. Colours are kept."""
+    """Return a text cut to a number of cells; ``…`` marks the cut."""
     if cells(text) <= width:
         return text
-    room = max(0, width - 1)
-    kept = []
-    full = False
-    for number, piece in enumerate(_SEQUENCE.split(text)):
-        if number % 2:
-            kept.append(piece)  # a control sequence
-            continue
-        for one in piece:
-            room -= _cells_of(one)
-            if room < 0 and not full:
-                full = True
-                kept.append("…" if width else "")
-            if not full:
-                kept.append(one)
-    return "".join(kept)
+    room, kept = max(0, width - 1), ""
+    for one in text:
+        room -= _cells_of(one)
+        if room < 0:
+            break
+        kept += one
+    return kept + ("…" if width else "")
 
 
 def cut_in_the_middle(text: str, width: int) -> str:

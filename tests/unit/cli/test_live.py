@@ -1,44 +1,13 @@
-"""Tests of the lines about what takes long, and of the consent to colours."""
+"""Tests of the lines about what takes long."""
 
 from __future__ import annotations
 
-import io
 import threading
 
 import pytest
 
 from delaylevel.cli.views import live
 from delaylevel.cli.views.live import Progress, Starting
-from delaylevel.cli.views.terminal import has_colour
-
-
-class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({}, (True, False)),
-        ({"NO_COLOR": "1"}, (False, False)),
-        ({"NO_COLOR": ""}, (True, False)),
-        ({"FORCE_COLOR": "1"}, (True, True)),
-        ({"FORCE_COLOR": "0"}, (True, False)),
-        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, (False, False)),
-        ({"TERM": "dumb"}, (False, False)),
-    ],
-)
-def test_colours_need_a_terminal_and_consent(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: tuple[bool, bool]
-) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"TERM": "xterm", **variables}.items():
-        monkeypatch.setenv(name, value)
-    assert (has_colour(Terminal()), has_colour(io.StringIO())) == expected
 
 
 @pytest.mark.parametrize("every_s", [0.0, 1e9])

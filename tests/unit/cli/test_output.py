@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from delaylevel.cli.options import TIME, parse_time_ms
 from delaylevel.cli.views.output import emit
-from delaylevel.cli.views.tables import Column, red_if_any, render, render_one
+from delaylevel.cli.views.tables import Column, render
 from delaylevel.cli.views.terminal import cells, cut, printable, wrapped
 from delaylevel.model.formatting import format_instant
 
@@ -68,18 +68,6 @@ def test_no_line_is_wider_than_the_terminal(rows: list[dict[str, Any]], width: i
     assert all(line.isprintable() for line in lines)
 
 
-def test_colours_mark_what_is_wrong_and_take_no_room() -> None:
-    columns = (Column("topic"), Column("count", "number", tone=red_if_any))
-    rows = [{"topic": "a", "count": 0}, {"topic": "b", "count": 12}]
-    text = render(rows, columns, width=80, colour=True)
-    assert click.unstyle(text) == render(rows, columns, width=80)
-    head, fine, wrong = text.splitlines()
-    assert "\x1b" not in head + fine
-    assert wrong.endswith("\x1b[31m   12\x1b[0m")
-    assert "\x1b[31m12" in render_one(rows[1], columns, colour=True)
-    assert "\x1b" not in render_one(rows[0], columns, colour=True)
-
-
 def test_control_characters_of_others_do_not_reach_the_terminal() -> None:
     assert printable("a\x1b[2Jb\tc\nd") == "a\\x1b[2Jb\\tc d"
     assert "\x1b" not in render([{"reason": "\x1b]0;title\x07"}], COLUMNS[2:3])
@@ -89,7 +77,6 @@ def test_wide_characters_take_two_cells() -> None:
     assert cells("注文") == 4
     assert cells("e\u0301") == 1
     assert cut("注文注文", 5) == "注文…"
-    assert cut("\x1b[31morders\x1b[0m", 4) == "\x1b[31mord…\x1b[0m"
     lines = render([{"topic": "注文", "count": 1}, {"topic": "ab", "count": 2}], COLUMNS[::3])
     assert [cells(line) for line in lines.splitlines()] == [13] * 3
 
