@@ -29,7 +29,7 @@ from .inspection import inspector, target_option
 
 _KEYS = (
     *("topic", "target", "now_ms", "messages", "exact", "looked_at"),
-    *("damaged", "window_by_clock", "last_due_ms", "targets", "within", "bucket_ms", "profile"),
+    *("damaged", "last_due_ms", "targets", "within", "bucket_ms", "profile"),
 )
 
 
@@ -105,11 +105,6 @@ def horizon_note(found: Horizon) -> str | None:
     if not found.exact:
         notes.append(
             f"~ is an estimate: {found.looked_at:,} messages were looked at; --exact reads all."
-        )
-    if found.window_by_clock:
-        notes.append(
-            "The window's journal was not read. Messages that were due when its last record was "
-            "written count as released, but for those of a pause. --exact reads the journal."
         )
     if found.damaged:
         notes.append(

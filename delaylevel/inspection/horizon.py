@@ -99,8 +99,6 @@ class Horizon:
         damaged: number of messages whose due time cannot be read; no other count includes them.
         looked_at: number of messages that were read.
         exact: True if all messages were counted, False for an estimate.
-        window_by_clock: True if the clock decided which messages of the final window are pending,
-            because its journal is too long for an estimate or the extra that reads it is missing.
     """
 
     topic: str
@@ -115,7 +113,6 @@ class Horizon:
     damaged: int
     looked_at: int
     exact: bool
-    window_by_clock: bool = False
 
     @property
     def messages(self) -> int:
@@ -178,7 +175,6 @@ def build(
     *,
     exact: bool,
     target: str | None = None,
-    window_by_clock: bool = False,
 ) -> Horizon:
     """Build a horizon from the distributions of its parts."""
     whole = Distribution()
@@ -221,7 +217,6 @@ def build(
         damaged=round(whole.damaged),
         looked_at=whole.looked_at,
         exact=exact,
-        window_by_clock=window_by_clock,
     )
 
 

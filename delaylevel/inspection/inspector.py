@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from .rows import PendingRow
 
 OnMessages = Callable[[int], None]
-# An estimate reads at most this many records of each partition's journal, which takes 0.1 s.
-_JOURNAL_RECORDS = 4000
 
 
 class Inspector:
@@ -136,19 +134,11 @@ class Inspector:
             exact: True to read every message instead.
         """
         now_ms = self._clock.now_ms()
-        most = None if exact else _JOURNAL_RECORDS
-        snapshot = self._snapshot(now_ms, most_journal_records=most)
+        snapshot = self._snapshot(now_ms)
         counts = exact or is_small(snapshot)
         found = self._count(snapshot, edges(now_ms)) if counts else self._sample(snapshot)
-        by_clock = not all(snapshot.exact(item.source) for item in snapshot.ranges)
-        return build(
-            self.description.topic,
-            now_ms,
-            by_part(self.description, found),
-            exact=counts and not by_clock,
-            target=self.target,
-            window_by_clock=by_clock,
-        )
+        parts = by_part(self.description, found)
+        return build(self.description.topic, now_ms, parts, exact=counts, target=self.target)
 
     @staticmethod
     def _sample(snapshot: PendingSnapshot) -> Iterator[tuple[PendingRange, Distribution]]:
@@ -236,8 +226,7 @@ class Inspector:
         if limit and chosen == Selection(chosen.due):
             # The first rows of many messages are read from the range that the estimate selects,
             # and from the whole range only if that had too few.
-            now_ms = self._clock.now_ms()
-            snapshot = self._snapshot(now_ms, most_journal_records=_JOURNAL_RECORDS)
+            snapshot = self._snapshot(self._clock.now_ms())
             window = leading_window(sample(snapshot), chosen.due, limit)
             if window is not None:
                 first = list(ordered(self._read, Selection(window), names, limit))

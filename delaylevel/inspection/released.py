@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from contextlib import closing
 from threading import Lock
 from typing import Any
@@ -23,12 +22,6 @@ from delaylevel.topics.scan import pending_start
 from .distribution import Messages
 
 _ATTEMPTS = 4
-# Snapshots with very many IDs take too long to read for an estimate.
-_LIMITED_BYTES = 8 << 20
-
-
-class LongJournalError(Exception):
-    """A journal that is longer than the caller's limit."""
 
 
 class _DiscardingDeduplicator(Deduplicator):
@@ -86,62 +79,28 @@ class JournalView:
             return self._state.cancelled.contains(message_id, target, key, attempt)
 
 
-def released_by_journal(
-    client: Any, admin: TopicAdmin, journal: TopicName, most_records: int | None = None
-) -> JournalView:
+def released_by_journal(client: Any, admin: TopicAdmin, journal: TopicName) -> JournalView:
     """Read a journal, and return the view that tells which positions it marks as released.
 
-    Without a journal, no position is released. With ``most_records``, the size of all records is
-    limited too.
-
-    Raises:
-        LongJournalError: the journal is longer than the limit.
+    Without a journal, no position is released.
     """
     state: JournalState = _ReleasedPositions()
     for _ in range(_ATTEMPTS):
         # The front is read before the end. A dispatcher writes a snapshot before it deletes older
         # records, so the records from a newer front to an older end may lack a whole state.
         start = pending_start(admin, journal)
-        last = _last_message_id(admin, journal)
+        try:
+            last = admin.last_message_id(journal)
+        except NotFoundError:
+            last = None
         if last is None:
             break
         with closing(messages_in_range(client, journal.full, start, last.next_entry)) as found:
             entries = ((each.data(), Position(*at)) for each, *at in found)
-            state = _ReleasedPositions.read(_limited(counting(entries), most_records))
+            state = _ReleasedPositions.read(counting(entries))
         if pending_start(admin, journal) == start:
             break
         # Some of these records may have been deleted before they were read. The newer snapshot
         # that replaces them is behind the new front.
 
     return JournalView(state)
-
-
-def last_written_ms(client: Any, admin: TopicAdmin, journal: TopicName) -> int:
-    """Return the publish time of a journal's last record; 0 if there is none.
-
-    A dispatcher releases in due order, and writes records meanwhile. By that time it had released
-    nearly everything that was due, and since then only what is due within a fraction of a second.
-    """
-    last = _last_message_id(admin, journal)
-    if last is None:
-        return 0
-    with closing(
-        messages_in_range(client, journal.full, last.entry_start, last.next_entry, queue=1)
-    ) as found:
-        return max((message.publish_timestamp() for message, *_ in found), default=0)
-
-
-def _last_message_id(admin: TopicAdmin, journal: TopicName) -> Position | None:
-    try:
-        return admin.last_message_id(journal)
-    except NotFoundError:
-        return None
-
-
-def _limited(records: Iterable[bytes], most: int | None) -> Iterator[bytes]:
-    size = 0
-    for number, record in enumerate(records):
-        size += len(record)
-        if most is not None and (number >= most or size > _LIMITED_BYTES):
-            raise LongJournalError
-        yield record

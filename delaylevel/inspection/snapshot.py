@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
@@ -68,9 +68,9 @@ class PendingSnapshot:
     """The pending messages of a level topic at one moment.
 
     The ranges contain all pending messages, and maybe others. ``target`` is the full name of the
-    only business topic to include, or None for all. ``window_rules`` and ``by_clock`` are those of
-    the window's partitions, see :class:`.window.WindowContents`. ``cancelled`` are the messages to
-    leave out, or None if messages of the level topic cannot be cancelled.
+    only business topic to include, or None for all. ``window_rules`` are those of the window's
+    partitions, see :class:`.window.WindowContents`. ``cancelled`` are the messages to leave out, or
+    None if messages of the level topic cannot be cancelled.
     """
 
     client: Any
@@ -79,7 +79,6 @@ class PendingSnapshot:
     target: str | None
     ranges: Sequence[PendingRange]
     window_rules: Mapping[int, StoredRule]
-    by_clock: Collection[int]
     cancelled: CancelledMessages | None = None
 
     def read(
@@ -116,10 +115,6 @@ class PendingSnapshot:
         messages = (one for one in pending if not is_control(one.properties))
         return [one for one in messages if self.target in (None, one.target)]
 
-    def exact(self, source: SourcePartition) -> bool:
-        """Return True if it is certain which messages of a partition are pending."""
-        return source.role is not Role.WINDOW or source.partition not in self.by_clock
-
 
 def take_snapshot(
     client: Any,
@@ -130,23 +125,19 @@ def take_snapshot(
     target: str | None,
     slack_ms: int,
     due: Window = ALWAYS,
-    most_journal_records: int | None = None,
     live: LiveDispatchers | None = None,
     wanted: Callable[[SourcePartition], bool] = lambda _: True,
 ) -> PendingSnapshot:
     """Find the ranges of all pending messages that are due in a window.
 
-    ``most_journal_records`` is as for :func:`.window.tracker_window`. ``live`` are the dispatchers
-    to ask, or None to read the window topic. ``wanted`` is a condition for partitions; the others
-    are left out. The other arguments are as for ``Inspector``.
+    ``live`` are the dispatchers to ask, or None to read the window topic. ``wanted`` is a condition
+    for partitions; the others are left out. The other arguments are as for ``Inspector``.
     """
     # Levels before the window, in the direction of messages: one that a mover forwards meanwhile is
     # in one of the ranges, or in both.
     levels = pending_ranges(admin, description, now_ms, due=due, wanted=wanted, slack_ms=slack_ms)
     if description.final_window is FinalWindow.TRACKER:
-        read = partial(
-            tracker_window, client, admin, description, now_ms, most_journal_records, slack_ms
-        )
+        read = partial(tracker_window, client, admin, description, now_ms, slack_ms)
         if live is not None:
             window = live_window(admin, description, live, due, read)
         else:
@@ -159,9 +150,7 @@ def take_snapshot(
     if description.cancellable:
         journals = {index: each for index, each in window.journals.items() if each.cancels}
         cancelled = CancelledMessages(description, journals)
-    return PendingSnapshot(
-        client, admin, description, target, ranges, window.rules, window.by_clock, cancelled
-    )
+    return PendingSnapshot(client, admin, description, target, ranges, window.rules, cancelled)
 
 
 def observe(found: RawMessage, own: str) -> Observation:

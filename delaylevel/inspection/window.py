@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import MissingExtraError, NotFoundError
-from delaylevel.model.envelope import TARGET
-from delaylevel.model.level_topic import LevelTopicDescription, Pauses, Role
+from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.members import metadata_of
@@ -51,14 +50,11 @@ class WindowContents:
         ranges: ranges with all pending messages that are due in some time, and maybe others.
         rules: the rule of each partition that has a range, by its number.
         journals: the journals that were read, by the number of the partition.
-        by_clock: numbers of the partitions whose rule is an estimate, because their journals were
-            not read.
     """
 
     ranges: list[PendingRange] = field(default_factory=list)
     rules: dict[int, StoredRule] = field(default_factory=dict)
     journals: dict[int, JournalView] = field(default_factory=dict)
-    by_clock: set[int] = field(default_factory=set)
 
 
 def broker_window(
@@ -93,7 +89,6 @@ def tracker_window(
     admin: TopicAdmin,
     description: LevelTopicDescription,
     now_ms: int,
-    most_journal_records: int | None,
     slack_ms: int,
     due: Window,
     partitions: Sequence[int],
@@ -102,11 +97,6 @@ def tracker_window(
 
     Movers and producers publish there by their own clocks, so that a search by publish time is off
     by their differences. ``slack_ms`` allows for them.
-
-    If the journal of a partition has more than ``most_journal_records``, messages that were due
-    when its last record was written count as released, because dispatchers release in due order.
-    With such a limit and without the extra that reads journals, messages that are due now count as
-    released. In a pause, those that were due before it do.
     """
     found = WindowContents()
     since_ms = None
@@ -115,23 +105,16 @@ def tracker_window(
         if since_ms > now_ms:
             return found
 
-    def read_journal(index: int) -> JournalView | int:
-        """Return the journal of a partition, or else until when everything counts as released."""
+    def read_journal(index: int) -> JournalView:
         try:
             with _IMPORTING:
-                from .released import LongJournalError, last_written_ms, released_by_journal
+                from .released import released_by_journal
         except (ModuleNotFoundError, MissingExtraError) as error:
-            if most_journal_records is not None:
-                return now_ms
             raise MissingExtraError(
                 "the window's journal cannot be read without "
                 f"{error.name or 'numpy and pyroaring'}: pip install 'delaylevel[window]'"
             ) from error
-        topic = description.journal_topic.partition(index)
-        try:
-            return released_by_journal(client, admin, topic, most_journal_records)
-        except LongJournalError:
-            return min(last_written_ms(client, admin, topic), now_ms)
+        return released_by_journal(client, admin, description.journal_topic.partition(index))
 
     def read_range(index: int) -> list[PendingRange]:
         source = _source(description, index)
@@ -140,12 +123,8 @@ def tracker_window(
     # Journals are read before ranges: a message that is released in between is still shown, and one
     # that was released earlier is not.
     for index, journal in zip(partitions, in_parallel(read_journal, partitions), strict=True):
-        if isinstance(journal, int):
-            found.by_clock.add(index)
-            found.rules[index] = partial(_due_or_paused, pauses=description.pauses, time_ms=journal)
-        else:
-            found.journals[index] = journal
-            found.rules[index] = journal.stored
+        found.journals[index] = journal
+        found.rules[index] = journal.stored
     found.ranges = [item for items in in_parallel(read_range, partitions) for item in items]
     return found
 
@@ -241,15 +220,6 @@ def _longest_stay_ms(description: LevelTopicDescription, slack_ms: int = 0) -> i
 
 def _due_after(messages: Messages, time_ms: int) -> list[bool]:
     return [one.due_ms is not None and one.due_ms > time_ms for one in messages]
-
-
-def _due_or_paused(messages: Messages, pauses: Pauses, time_ms: int) -> list[bool]:
-    found = []
-    for one in messages:
-        since_ms = pauses.paused_since_ms(one.properties.get(TARGET, ""))
-        released_ms = time_ms if since_ms is None else min(time_ms, since_ms)
-        found.append(one.due_ms is not None and one.due_ms > released_ms)
-    return found
 
 
 def _source(description: LevelTopicDescription, index: int) -> SourcePartition:

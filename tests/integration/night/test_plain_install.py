@@ -51,10 +51,7 @@ COMMANDS: dict[str, list[tuple[str, str]]] = {
     "pending fire": [("TOPIC --key k --count 1", "inspect")],
     "pending reschedule": [("TOPIC --key k --count 1 --at +1h", "inspect")],
     "pending outcome": [("TOPIC --id id", "")],
-    "horizon": [
-        ("TOPIC", ""),
-        ("TOPIC --exact", "window"),
-    ],
+    "horizon": [("TOPIC", "window")],
     "doctor": [("TOPIC", "")],
     "dlq list": [("TOPIC", "")],
     "dlq replay": [("TOPIC --all", "")],

@@ -153,7 +153,7 @@ def test_the_command_shows_the_horizon(filled: Filled, monkeypatch: pytest.Monke
     assert (head.split(), now.split()[0]) == (["DUE", "FROM", "(UTC)", "MESSAGES"], "now")
     view = json.loads(run("orders", "-o", "json"))
     assert " ".join(view) == (
-        "topic target now_ms messages exact looked_at damaged window_by_clock "
+        "topic target now_ms messages exact looked_at damaged "
         "last_due_ms targets within bucket_ms profile"
     )
     assert list(view["profile"][0]) == ["from_ms", "before_ms", "messages", "parts"]

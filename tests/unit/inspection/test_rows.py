@@ -18,8 +18,7 @@ from delaylevel.inspection.rows import SCHEMA
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
-from delaylevel.testing import ManualClock, MemoryPulsar
-from delaylevel.topics import lifecycle
+from delaylevel.testing import MemoryPulsar
 from support.fakes import SkewedClock
 from support.pending_commands import pending_commands
 
@@ -212,16 +211,14 @@ def test_the_columns_are_pinned() -> None:
 # -- the window
 
 
-def test_messages_released_by_the_journal_are_not_pending(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_released_by_the_journal_are_not_pending(filled: Filled) -> None:
     np = pytest.importorskip("numpy")
-    from delaylevel.dispatcher.journal.records import Commit, Intent, LowWatermark, encode, pack
+    from delaylevel.dispatcher.journal.records import Commit, Intent, encode, pack
     from delaylevel.dispatcher.journal.topic import stamped
     from delaylevel.structures.id_columns import IdColumns
 
     pending = filled(final_window="tracker")
-    look, clock, every = pending.look(), pending.memory.clock, len(pending.sent)
+    look, every = pending.look(), len(pending.sent)
     waiting = [row for row in look.rows() if row.role == "window"]
     partition = waiting[0].partition
     in_partition = [row for row in waiting if row.partition == partition]
@@ -243,23 +240,6 @@ def test_messages_released_by_the_journal_are_not_pending(
     for exact in (False, True):
         found = look.horizon(exact=exact)
         assert (found.messages, found.exact) == (len(left), True)
-    # If the journal is too long, an estimate relies on the time of its last record.
-    monkeypatch.setattr("delaylevel.inspection.inspector._JOURNAL_RECORDS", 1)
-    clock.advance(timedelta(minutes=20))
-    producer.send(stamped(7, 3, encode(LowWatermark(0))))
-    written = clock.now_ms()
-    clock.advance(timedelta(minutes=20))
-    by_clock = look.horizon()
-    assert by_clock.window_by_clock
-    assert not by_clock.exact
-    assert by_clock.messages == every - sum(row.due_ms <= written for row in in_partition)
-    assert look.horizon(exact=True).messages == len(left)
-    # In a pause, what is due waits, whatever is written meanwhile.
-    since = written - 10 * 60_000
-    lifecycle.pause(pending.memory.admin, "orders", None, ManualClock(since))
-    paused = pending.look().horizon()
-    assert paused.messages == every - sum(row.due_ms <= since for row in in_partition)
-    assert paused.messages > by_clock.messages
 
 
 def test_a_clock_that_is_behind_hides_nothing_in_the_window(memory: MemoryPulsar) -> None:

@@ -78,9 +78,6 @@ class Partitions:
     def cancelling(self, source: Any, found: list[Any]) -> list[Any]:
         return []
 
-    def exact(self, source: Any) -> bool:
-        return True
-
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("largest", [0, 1000], ids=["random", "the first is the largest"])
