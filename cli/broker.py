@@ -24,8 +24,7 @@ _COLUMNS = (
     Column("functions", rank=3),
     Column("started_ms", "time", rank=2),
     Column("pid", head="PID", rank=1),
-    Column("directory", wide=True),
-    Column("log_file", wide=True),
+    Column("log_file", rank=4),
 )
 _VERSION_HELP = (
     f"Version of the server; by default that of the instance's last start, or {PULSAR_VERSION}."
@@ -137,8 +136,7 @@ def start(
 def status(ctx: click.Context, name: str | None, output: str) -> None:
     """Show your instances and their addresses.
 
-    With --name, the exit code is 3 if that instance does not run. -o wide shows their folders and
-    log files.
+    With --name, the exit code is 3 if that instance does not run.
     """
     if name is None:
         empty = "There is no broker yet: run `delaylevel broker start`."

@@ -38,9 +38,8 @@ _LIST = (
     Column("target", "topic"),
     Column("key", rank=3),
     Column("size", "number", rank=4),
-    Column("source", wide=True),
 )
-_SHOW = (*_LIST[:-1], Column("source"), Column("properties"), Column("value"))
+_SHOW = (*_LIST, Column("source"), Column("properties"), Column("value"))
 _DISPOSED = (
     Column("id", "id"),
     Column("outcome"),

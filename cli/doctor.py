@@ -118,8 +118,7 @@ def doctor(
     if output in ("json", "jsonl"):
         emit([finding_view(finding) for finding in findings], (), output)
     else:
-        shown = everything or output == "wide"
-        click.echo(findings_text(findings, width_of(sys.stdout), everything=shown))
+        click.echo(findings_text(findings, width_of(sys.stdout), everything=everything))
     well = "No check failed." if warned or skipped else "All is well."
     note(f"{len(failed)} of {len(findings)} checks failed." if failed else well)
     if warned:

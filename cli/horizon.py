@@ -156,7 +156,7 @@ def horizon(settings: Settings, topic: str, exact: bool, target: str | None, out
     if output == "jsonl":
         emit([within_view(row) for row in found.within], (), output)
         return
-    click.echo(horizon_text(found, 200 if output == "wide" else width_of(sys.stdout) or 80))
+    click.echo(horizon_text(found, width_of(sys.stdout) or 80))
     remarks = horizon_note(found)
     if remarks is not None:
         note(remarks)

@@ -129,8 +129,8 @@ _DRAINED = (
     Column("window", "number", head="HANDED OFF"),
     Column("due", "number", head="DELIVERED"),
     Column("dead", "number", head="DEAD LETTERS"),
-    Column("dropped", "number", wide=True),
-    Column("expired", "number", wide=True),
+    Column("dropped", "number"),
+    Column("expired", "number"),
     Column("left", "number", head="STILL HELD"),
 )
 _DELETED = (
@@ -476,14 +476,14 @@ def _list_row(admin: Admin, item: FoundLevelTopic, now_ms: int) -> dict[str, Any
 @options.topic_command(
     levels,
     "delaylevel levels describe orders",
-    "delaylevel levels describe _orders-delay-level -o wide",
+    "delaylevel levels describe _orders-delay-level",
     "delaylevel levels describe orders -o json",
 )
 def describe(settings: Settings, topic: str, output: str) -> None:
     """Show the level topic of TOPIC and its partitions.
 
     This includes backlogs and the times of the next hand-offs. TOPIC is a business topic, its level
-    topic, or any topic that belongs to it. A table leaves out empty partitions; -o wide shows them.
+    topic, or any topic that belongs to it. A table leaves out empty partitions.
     Nothing is acknowledged or moved.
     """
     with settings.level_topic(topic) as (_, admin, described):
@@ -497,9 +497,9 @@ def describe(settings: Settings, topic: str, output: str) -> None:
         emit(rows, PARTITIONS, output)
         return
     emit_one(state, DESCRIBE, output, legend=LEGEND)
-    shown = rows if output == "wide" else [row for row in rows if row["backlog_entries"]]
+    shown = [row for row in rows if row["backlog_entries"]]
     if shown:
         click.echo()
         emit(shown, PARTITIONS, output)
     if len(shown) < len(rows):
-        note(f"{len(rows) - len(shown)} empty partitions are not shown; -o wide shows them.")
+        note(f"{len(rows) - len(shown)} empty partitions are not shown.")

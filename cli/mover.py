@@ -43,7 +43,7 @@ _INSTANCES = (
     Column("running"),
     Column("restarts", "number"),
     Column("error"),
-    Column("worker", wide=True),
+    Column("worker"),
 )
 
 

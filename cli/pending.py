@@ -47,18 +47,13 @@ def row_view(row: PendingRow, payload: bool) -> dict[str, Any]:
     return view
 
 
-def table_view(view: dict[str, Any], wide: bool) -> dict[str, Any]:
-    """Return the row of :func:`row_view` for a table: short texts, and properties in one cell."""
+def table_view(view: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of :func:`row_view` for a table, with short texts."""
     key = view["key"]
     return {
         **view,
-        "key": key if wide or key is None else cut(printable(key), _KEY_WIDTH),
+        "key": None if key is None else cut(printable(key), _KEY_WIDTH),
         "payload": _payload_text(view.get("value_base64")),
-        "application": ", ".join(
-            f"{name}={value}"
-            for name, value in view["properties"].items()
-            if not name.startswith("delaylevel.")
-        ),
     }
 
 
@@ -74,10 +69,7 @@ _ROWS: tuple[Column, ...] = (
     Column("key"),
     Column("size", "number"),
     Column("place", head="WAITS IN"),
-    Column("target", "topic", wide=True, head="FOR"),
-    Column("publish_ms", "time", wide=True, head="PUBLISHED"),
-    Column("application", wide=True, head="PROPERTIES"),
-    Column("id", "id", wide=True),
+    Column("id", "id", rank=1),
 )
 _AVERAGE = (
     Column("attribute"),
@@ -126,7 +118,7 @@ def pending() -> None:
     "delaylevel pending list orders",
     "delaylevel pending list orders --from +1h --to +2h --limit 20",
     "delaylevel pending list orders --where 'size > 1000 AND delay_ms > 86400000'",
-    "delaylevel pending list orders --where \"properties['kind'] = 'reminder'\" -o wide",
+    "delaylevel pending list orders --where \"properties['kind'] = 'reminder'\" -o json",
     "delaylevel pending list orders --key customer-7 --limit 0 -o jsonl --payload > saved.jsonl",
     "delaylevel pending list orders --property invoice=2030-117",
     "delaylevel pending list orders --id public/default/_orders-delay-level-partition-3:12:7:0",
@@ -162,8 +154,8 @@ def list_(
             rows = list(views)
             count = len(rows)
             rows = rows[: limit or None]
-            if output in ("table", "wide"):
-                rows = [table_view(row, wide=output == "wide") for row in rows]
+            if output == "table":
+                rows = [table_view(row) for row in rows]
             columns = (*_ROWS, Column("payload")) if payload else _ROWS
             emit(rows, columns, output, empty="No pending message matches.")
     if limit and count > limit:
@@ -199,7 +191,7 @@ def average(settings: Settings, topic: str, attribute: str, output: str, **condi
     with query(settings, topic, **conditions) as (look, selection):
         found = look.average(attribute, selection)
     view = vars(found)
-    if output in ("table", "wide") and attribute == "delay":
+    if output == "table" and attribute == "delay":
         view = {
             name: format_duration(value) if isinstance(value, float) else value
             for name, value in view.items()
@@ -213,9 +205,6 @@ _OUTCOMES: tuple[Column, ...] = (
     Column("due_ms", "time", rank=1),
     Column("released_ms", "time", rank=2),
     Column("reason", rank=3),
-    Column("target", "topic", wide=True, head="FOR"),
-    Column("key", wide=True),
-    Column("decided_ms", "time", wide=True),
 )
 _RESCHEDULED = (*_OUTCOMES, Column("new_id", head="NEW ID"), Column("new_due_ms", "time", rank=1))
 

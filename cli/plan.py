@@ -33,7 +33,6 @@ _PLANS = (
     Column("memory_bytes", "size", head="MEMORY"),
     Column("restart_ms", "duration"),
     Column("needs_finer_level", head="FINER NEEDED"),
-    Column("create", wide=True),
 )
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmg]i?)?b?$", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}

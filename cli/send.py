@@ -41,8 +41,6 @@ _COLUMNS = (
     Column("due_ms", "time"),
     Column("message_id", rank=1),
     Column("reason", rank=2),
-    Column("target", "topic", wide=True),
-    Column("receipt", wide=True),
 )
 _PATIENCE_S = 10.0
 # Keys of a line of `pending list` that describe the present place of the message.

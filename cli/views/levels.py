@@ -65,12 +65,12 @@ DESCRIPTION = (
     Column("partitions", "number", rank=7),
     Column("mover", rank=8),
     Column("final_window", rank=9),
-    Column("window_partitions", "number", wide=True),
-    Column("hold_pause_ms", "duration", wide=True),
-    Column("on_missing_target", wide=True),
-    Column("attribute", wide=True),
-    Column("expire_after_ms", "duration", wide=True),
-    Column("expired", wide=True),
+    Column("window_partitions", "number"),
+    Column("hold_pause_ms", "duration"),
+    Column("on_missing_target"),
+    Column("attribute"),
+    Column("expire_after_ms", "duration"),
+    Column("expired"),
     Column("paused", "topic", rank=5),
 )
 STATE = (
@@ -79,7 +79,12 @@ STATE = (
     Column("behind_ms", "duration"),
     Column("mover_alive", head="CONSUMED", rank=6),
 )
-LIST = (*DESCRIPTION, *STATE, Column("problem_count", "number", head="PROBLEMS"))
+#: A list has the settings that tell level topics apart.
+LIST = (
+    *(column for column in DESCRIPTION if column.rank or column.key == "topic"),
+    *STATE,
+    Column("problem_count", "number", head="PROBLEMS"),
+)
 DESCRIBE = (
     *DESCRIPTION,
     *STATE,
@@ -87,7 +92,7 @@ DESCRIBE = (
     Column("dead_letter_entries", "number", head="DEAD LETTERS"),
     Column("window_entries", "number", head="WINDOW TOPIC"),
     Column("log_entries", "number", head="RELEASE LOG"),
-    Column("outcome_entries", "number", head="OUTCOMES", wide=True),
+    Column("outcome_entries", "number", head="OUTCOMES"),
     Column("consumers"),
     Column("dispatchers"),
     Column("problems"),
@@ -99,9 +104,7 @@ PARTITIONS = (
     Column("oldest_publish_ms", "time", rank=3),
     Column("oldest_hand_off_ms", "time"),
     Column("behind_ms", "duration"),
-    Column("storage_bytes", "number", head="BYTES", wide=True),
     Column("consumers", head="CONSUMED BY", rank=1),
-    Column("topic", "topic", wide=True),
 )
 LIST_LEGEND = "PARKED: entries in the levels; a batch is one."
 LEGEND = (

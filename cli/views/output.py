@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -13,7 +13,7 @@ import click
 from .tables import Column, render, render_one
 from .terminal import width_of, wrapped
 
-FORMATS = ("table", "wide", "json", "jsonl")
+FORMATS = ("table", "json", "jsonl")
 
 
 def emit(
@@ -37,7 +37,7 @@ def emit(
     elif not listed:
         note(empty)
     else:
-        _print(render, listed, columns, output, legend)
+        _print(render(listed, columns, width_of(sys.stdout)), legend)
 
 
 def emit_one(
@@ -47,7 +47,7 @@ def emit_one(
     if output in ("json", "jsonl"):
         click.echo(_json(item, output))
     else:
-        _print(render_one, item, columns, output, legend)
+        _print(render_one(item, columns, width_of(sys.stdout)), legend)
 
 
 def _json(value: Any, output: str) -> str:
@@ -60,10 +60,8 @@ def _json(value: Any, output: str) -> str:
     return json.dumps(value, indent=2 if output == "json" else None, default=plain)
 
 
-def _print(
-    draw: Callable[..., str], value: Any, columns: Sequence[Column], output: str, legend: str
-) -> None:
-    click.echo(draw(value, columns, wide=output == "wide", width=width_of(sys.stdout)))
+def _print(text: str, legend: str) -> None:
+    click.echo(text)
     if legend and sys.stdout.isatty():  # for people who read it there
         note(legend)
 

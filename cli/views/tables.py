@@ -41,7 +41,6 @@ class Column:
             row needs it, and numbers and durations are aligned to the right. Only ``text`` and
             ``topic`` are cut in a narrow terminal.
         head: the column header; by default the key in capitals, without ``_MS``.
-        wide: True for a column that only ``-o wide`` shows.
         rank: order in which columns are left out in a narrow terminal: empty ones first, then the
             highest rank; those of rank 0 always stay.
     """
@@ -49,7 +48,6 @@ class Column:
     key: str
     kind: Kind = "text"
     head: str | None = None
-    wide: bool = False
     rank: int = 0
 
     @property
@@ -59,23 +57,16 @@ class Column:
 
 
 def render(
-    rows: Iterable[Mapping[str, Any]],
-    columns: Sequence[Column],
-    *,
-    wide: bool = False,
-    width: int | None = None,
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], width: int | None = None
 ) -> str:
-    """Return rows as a table, without a newline at the end; ``wide`` is for all names in full."""
+    """Return rows as a table, without a newline at the end."""
     listed = list(rows)
-    shown = [column for column in columns if wide or not column.wide]
-    local = not wide and _have_one_namespace(listed, shown)
+    local = _have_one_namespace(listed, columns)
     table = [
-        [column.title, *(_cell(row.get(column.key), column.kind, wide, local) for row in listed)]
-        for column in shown
+        [column.title, *(_cell(row.get(column.key), column.kind, local) for row in listed)]
+        for column in columns
     ]
-    if wide:
-        width = None
-    fitted, gap = _fitted(shown, table, width)
+    fitted, gap = _fitted(columns, table, width)
     drawn = []
     for column, texts, room in fitted:
         texts = _cut_column(texts, room, column.kind)
@@ -84,29 +75,22 @@ def render(
     return "\n".join(lines if width is None else [cut(line, width) for line in lines])
 
 
-def render_one(
-    item: Mapping[str, Any],
-    columns: Sequence[Column],
-    *,
-    wide: bool = False,
-    width: int | None = None,
-) -> str:
+def render_one(item: Mapping[str, Any], columns: Sequence[Column], width: int | None = None) -> str:
     """Return one item with a line for each column.
 
     Args:
         width: number of cells of a line; longer values take several lines, and lists a line for
             each element. None for any.
     """
-    shown = [column for column in columns if wide or not column.wide]
-    titles = max((len(column.title) for column in shown), default=0)
+    titles = max((len(column.title) for column in columns), default=0)
     lines = []
-    for column in shown:
+    for column in columns:
         value = item.get(column.key)
         hanging = " " * (titles + _WIDE_GAP)
-        texts = [_cell(value, column.kind, wide)]
+        texts = [_cell(value, column.kind)]
         is_long = width is not None and cells(hanging + texts[0]) > width
         if is_long and isinstance(value, (list, tuple)):
-            texts = [_cell(one, column.kind, wide) for one in value]
+            texts = [_cell(one, column.kind) for one in value]
         found = [
             line.removeprefix(hanging)
             for text in texts
@@ -144,24 +128,24 @@ def _topic(value: Any) -> TopicName | None:
         return None
 
 
-def _cell(value: Any, kind: Kind, wide: bool, local: bool = False) -> str:
+def _cell(value: Any, kind: Kind, local: bool = False) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return ", ".join(_cell(one, kind, wide, local) for one in value) or "-"
+        return ", ".join(_cell(one, kind, local) for one in value) or "-"
     if isinstance(value, (int, float)):
         if kind == "time":
             text = format_instant(int(value))
-            return text if wide or not text.endswith("Z") else f"{text[:19]}Z"  # to the second
+            return f"{text[:19]}Z" if text.endswith("Z") else text  # to the second
         if kind == "duration":
             return format_duration(value)
         if kind == "size":
             return _size_text(value)
         if kind == "number":
             return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
-    if kind == "topic" and not wide:
+    if kind == "topic":
         name = _topic(value)
         if name is not None:
             value = name.local if local else name.short
