@@ -22,6 +22,8 @@ import org.apache.pulsar.client.api.TypedMessageBuilder;
  * @param <T> the type of the values
  */
 public final class DelayedMessage<T> {
+    private static final Duration LONGEST = Duration.ofMillis(Envelope.LATEST_DUE_MS);
+
     private final DelayLevelProducer<T> producer;
     final Map<String, String> properties = new LinkedHashMap<>();
     T value;
@@ -107,7 +109,7 @@ public final class DelayedMessage<T> {
     /** Sets the due time, rounded up to a millisecond. */
     public DelayedMessage<T> deliverAt(Instant instant) {
         boolean rounded = instant.getNano() % 1_000_000 != 0;
-        return deliverAt(instant.toEpochMilli() + (rounded ? 1 : 0));
+        return deliverAt(epochMs(instant) + (rounded ? 1 : 0));
     }
 
     /** Sets the delay from the time of sending; zero for no delay. */
@@ -124,7 +126,7 @@ public final class DelayedMessage<T> {
 
     /** Sets the time from which the message is not released any more. */
     public DelayedMessage<T> expiresAt(Instant instant) {
-        return expiresAt(instant.toEpochMilli());
+        return expiresAt(epochMs(instant));
     }
 
     /** Sets the time from due time to expiry. */
@@ -229,7 +231,7 @@ public final class DelayedMessage<T> {
         if (deliverAfter.isZero()) {
             return 0;
         }
-        if (deliverAfter.compareTo(Duration.ofMillis(Envelope.LATEST_DUE_MS)) > 0) {
+        if (deliverAfter.compareTo(LONGEST) > 0) {
             throw Envelope.invalidDelay("deliverAfter=" + deliverAfter
                     + " is beyond the year 9999; the message was not sent");
         }
@@ -249,9 +251,23 @@ public final class DelayedMessage<T> {
                     "expiresAt and expiresAfter are both given: give one of them; the message was not "
                             + "sent");
         }
-        long expires = expiresAtMs != null ? expiresAtMs : dueMs + expiresAfter.toMillis();
+        long expires = expiresAtMs != null ? expiresAtMs : dueMs + bounded(expiresAfter).toMillis();
         Envelope.checkExpiry(expires, dueMs, nowMs);
         return expires;
+    }
+
+    /** Returns a time in ms; one that does not fit is refused when the message is sent. */
+    private static long epochMs(Instant instant) {
+        Duration sinceEpoch = Duration.between(Instant.EPOCH, instant);
+        return bounded(sinceEpoch).toMillis();
+    }
+
+    /** Returns a duration, shortened to one that is refused as too long or as negative. */
+    private static Duration bounded(Duration duration) {
+        if (duration.compareTo(LONGEST) > 0) {
+            return LONGEST.plusMillis(1);
+        }
+        return duration.isNegative() ? Duration.ofMillis(-1) : duration;
     }
 
     /**
