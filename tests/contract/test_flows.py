@@ -12,7 +12,6 @@ from pulsar import ConsumerType, InitialPosition
 from delaylevel import PartitionStrategy, wrap
 from delaylevel.errors import StrategyMismatchError
 from delaylevel.model import envelope as env
-from delaylevel.mover import dead_letters
 from delaylevel.testing import ManualClock
 from support.world import World
 
@@ -91,37 +90,6 @@ def test_messages_pass_two_levels_on_time_and_unchanged(world: World) -> None:
             int(name),
         )
         assert -world.early_ms <= at_ms - due_ms <= world.late_ms
-
-
-@pytest.mark.parametrize("kind", ["teleport", "cancel"])
-def test_a_record_of_an_unknown_kind_is_never_delivered(
-    world: World, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither from a level, nor from the held topic, nor by a replay of the dead letter.
-
-    A version that knows kinds, but not yet cancellations, is simulated.
-    """
-    monkeypatch.setattr(env, "KINDS", frozenset())
-    consumer = consumer_for(world)
-    description = producer_for(world).description
-    due = str(world.clock.now_ms() + 1000)
-    properties = {env.DUE: due, env.TARGET: world.topic("orders"), env.ID: "a"}
-    for topic in (description.level_topic(0), description.held_topic):
-        raw = world.client().create_producer(topic.partition(0).full)
-        raw.send(b"a record", properties={**properties, env.KIND: kind}, partition_key="k")
-        raw.send(b"a message", properties={**properties, env.ID: topic.local})
-    report = world.catch_up(timedelta(seconds=40))
-    reason = f"delaylevel.kind is {kind!r}: this version does not know this kind of record"
-    assert report.dead == {reason: 2}
-    assert world.bodies(consumer, 2) == [b"a message"] * 2
-    letters = list(dead_letters.dead_letters(world.client(), world.admin, description))
-    assert [letter.reason for letter in letters] == [reason] * 2
-    for letter in letters:
-        assert letter.message.properties.items() >= {**properties, env.KIND: kind}.items()
-        assert (letter.message.value, letter.message.key) == (b"a record", "k")
-    replayed = dead_letters.replay(world.client(), world.admin, description, lambda _: True)
-    assert [(one.done, one.reason) for one in replayed] == [(False, reason)] * 2
-    assert world.bodies(consumer, 0) == []
 
 
 def test_the_wrapper_wraps_flushes_and_closes(world: World) -> None:

@@ -9,20 +9,28 @@ from datetime import timedelta
 from typing import Any
 
 import pulsar
+import pulsar.asyncio
 import pytest
 from pulsar.schema import BytesSchema, JsonSchema, Record, String
 
 from delaylevel import PartitionStrategy, wrap
-from delaylevel.errors import DelayLevelError
+from delaylevel.errors import DelayLevelError, LevelTopicError
+from delaylevel.model.level_topic import default_level_topic
+from delaylevel.model.topic_name import TopicName
 
 DAYS = PartitionStrategy(maximum_delay=timedelta(days=3))
 LATER = timedelta(days=2)
 DELAYS: list[Any] = [{}, {"deliver_after": LATER}]
+CLIENTS = (pulsar.PulsarException, pulsar.asyncio.PulsarException)
 CONFIRMED = {"encryption_key": None, "chunking_enabled": False, "message_router": None}
 
 
 class Note(Record):
     text = String()
+
+
+class Order(Record):
+    number = String(required=True)
 
 
 class Text(BytesSchema):
@@ -176,17 +184,55 @@ def test_mistakes_with_schemas(world: Any, levels: str, schema: Any) -> None:
         assert_same(raised(producer.send, b"x", **delay), raised(plain.send, b"x"), delay)
 
 
-def test_our_errors_about_the_broker_are_caught_by_handlers_for_the_client(world: Any) -> None:
+#: Both forms of the client.
+both_forms = pytest.mark.parametrize(
+    "world", ["memory", "asyncio", pytest.param("real", marks=pytest.mark.broker)], indirect=True
+)
+LEVELS: dict[str, Any] = {"enable_delay_level_topic": True, "partition_strategy": DAYS}
+WEEK = PartitionStrategy(maximum_delay=timedelta(days=7))
+
+
+@both_forms
+def test_nothing_is_left_if_the_broker_refuses_the_business_producer(world: Any) -> None:
+    client, orders, schema = world.client(), world.topic("orders"), JsonSchema(Note)
+    holder = world.plain_client.create_producer(
+        orders, access_mode=pulsar.ProducerAccessMode.Exclusive, schema=schema
+    )
+    with pytest.raises(CLIENTS, match="ProducerBusy"):
+        client.create_producer(orders, schema=schema, **LEVELS)
+    holder.close()
+    with pytest.raises(CLIENTS, match="IncompatibleSchema"):
+        client.create_producer(orders, schema=JsonSchema(Order), **LEVELS)
+    assert world.admin.list_partitioned_topics(world.namespace) == []
+
+
+@both_forms
+def test_nothing_is_left_if_the_level_topic_is_refused(world: Any) -> None:
+    """Handlers for the client's exceptions catch our errors."""
+    client, orders, other = world.client(), world.topic("orders"), world.topic("other")
+    client.create_producer(orders, **LEVELS).close()
+    shared = {**LEVELS, "delay_level_topic": default_level_topic(orders)}
+    choices: list[dict[str, Any]] = [
+        {**shared, "partition_strategy": WEEK},
+        shared,  # it does not carry messages for the other topic
+        {**LEVELS, "create_level_topic": False},
+        # The level topic's name is that of a topic which is none.
+        {**LEVELS, "delay_level_topic": orders},
+    ]
+    for choice in choices:
+        with pytest.raises(LevelTopicError) as refused:
+            client.create_producer(other, **choice)
+        assert all(isinstance(refused.value, each) for each in CLIENTS)
+    assert not world.admin.topic_exists(world.name("other"))
+    assert not world.admin.topic_exists(TopicName.parse(default_level_topic(other)))
+
+
+def test_a_producer_works_on_if_its_level_topic_is_refused(world: Any) -> None:
     made(world, "on").close()
     client = world.client()
-    week = PartitionStrategy(maximum_delay=timedelta(days=7))
-    options: list[dict[str, Any]] = [
-        {"partition_strategy": week},
-        {"delay_level_topic": world.topic("none"), "create_level_topic": False},
-    ]
-    for option in options:
-        with pytest.raises(pulsar.PulsarException):
-            client.create_producer(world.topic("orders"), enable_delay_level_topic=True, **option)
-        plain = client.create_producer(world.topic("orders"))
+    plain = client.create_producer(world.topic("orders"))
+    none = {"delay_level_topic": world.topic("none"), "create_level_topic": False}
+    for option in ({"partition_strategy": WEEK}, none):
         with pytest.raises(pulsar.PulsarException):
             wrap(plain, client, **option)
+    plain.send(b"works on")

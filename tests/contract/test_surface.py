@@ -178,19 +178,6 @@ def test_the_limit_applies_to_the_compressed_body_with_its_properties(topic: Top
     topic.producer(compression_type=pulsar.CompressionType.LZ4).send(bytes(6 * 1024 * 1024))
 
 
-def test_arguments_are_checked_as_in_pulsar(topic: Topic) -> None:
-    create = topic.client.create_producer
-    for error, call in (
-        (TypeError, lambda: topic.producer().send("text")),
-        (ValueError, lambda: topic.producer().send(b"", partition_key=1)),
-        (ValueError, lambda: topic.producer(batching_enabled="yes")),
-        (pulsar.InvalidTopicName, lambda: create("a/b")),
-        (pulsar.TopicNotFound, lambda: create("persistent://public/no-such-namespace/t")),
-    ):
-        with pytest.raises(error):
-            call()
-
-
 # -- partitions
 
 

@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 
@@ -17,45 +16,6 @@ from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.outcome import OutcomeStatus
 from support.asyncio_producer import HOURS, LONG, LONGER, LONGEST, orders, producer_of  # noqa: F401
 from support.world import RealWorld
-
-
-def test_cancelled_sends_leave_no_trace(
-    world: RealWorld, connection: Connection, orders: str
-) -> None:
-    complaints: list[dict[str, Any]] = []
-
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: complaints.append(context))
-        async with producer_of(connection, orders) as producer:
-            waiting = [
-                asyncio.ensure_future(producer.send(b"%d" % number, deliver_after=LONG))
-                for number in range(10)
-            ]
-            await asyncio.sleep(0)
-            for number in range(0, 10, 2):
-                waiting[number].cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-            # They may be world.stored, and the client calls back for nobody.
-            given = [
-                asyncio.ensure_future(producer.send(b"given", deliver_after=LONG))
-                for _ in range(100)
-            ]
-            await asyncio.sleep(0)
-            for sent in given:
-                sent.cancel()
-            await producer.flush()
-            await producer.send(b"last", deliver_after=LONG)
-            await producer.close()
-
-    asyncio.run(test())
-    assert complaints == []
-    found = [message.value for message in world.stored(default_level_topic(orders))]
-    numbers = [int(value) for value in found if value.isdigit()]
-    assert numbers == sorted(numbers)
-    assert {1, 3, 5, 7, 9} <= set(numbers) <= set(range(10))
-    assert set(found[len(numbers) : -1]) <= {b"given"}
-    assert found[-1] == b"last"
 
 
 def test_a_message_alone_does_not_wait_for_a_batch(

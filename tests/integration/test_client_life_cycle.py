@@ -1,4 +1,4 @@
-"""Tests of clients on a real broker: refusals, closing, and replacing ``pulsar.Client``."""
+"""Tests of clients on a real broker: closing, and replacing ``pulsar.Client``."""
 
 from __future__ import annotations
 
@@ -13,26 +13,15 @@ from typing import Any
 import pulsar
 import pulsar.asyncio
 import pytest
-from pulsar.schema import JsonSchema, Record, String
 
 import delaylevel.asyncio
 from delaylevel import DelayLevelClient, PartitionStrategy
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.errors import LevelTopicError
-from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.topic_name import TopicName
 from support.world import QUIET, RealWorld, eventually
 
 DAYS = PartitionStrategy(maximum_delay=timedelta(days=3))
 LEVELS: dict[str, Any] = {"enable_delay_level_topic": True, "partition_strategy": DAYS}
-
-
-class Old(Record):
-    text = String()
-
-
-class New(Record):
-    other = String(required=True)
 
 
 @pytest.fixture
@@ -49,62 +38,6 @@ async def twin(connection: Connection) -> AsyncIterator[delaylevel.asyncio.Delay
 
 def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 120))
-
-
-# --- refused producers ---------------------------------------------------------------------
-
-
-def test_nothing_is_left_if_the_broker_refuses_the_business_producer(
-    world: RealWorld, connection: Connection, orders: str
-) -> None:
-    client = world.client()
-    holder = world.plain_client.create_producer(
-        orders, access_mode=pulsar.ProducerAccessMode.Exclusive, schema=JsonSchema(Old)
-    )
-    with pytest.raises(pulsar.ProducerBusy):
-        client.create_producer(orders, schema=JsonSchema(Old), **LEVELS)
-    holder.close()
-    with pytest.raises(pulsar.IncompatibleSchema):
-        client.create_producer(orders, schema=JsonSchema(New), **LEVELS)
-
-    async def asynchronous() -> None:
-        async with twin(connection) as client:
-            with pytest.raises(pulsar.asyncio.PulsarException) as refused:
-                await client.create_producer(orders, schema=JsonSchema(New), **LEVELS)
-            assert refused.value.error() == pulsar.Result.IncompatibleSchema
-
-    run(asynchronous())
-    assert world.admin.list_partitioned_topics(world.namespace) == []
-
-
-def test_nothing_is_left_if_the_level_topic_is_refused(
-    world: RealWorld, connection: Connection, orders: str
-) -> None:
-    client = world.client()
-    client.create_producer(orders, **LEVELS).close()
-    other = world.topic("other")
-    shared = {**LEVELS, "delay_level_topic": default_level_topic(orders)}
-    choices: list[dict[str, Any]] = [
-        {**shared, "partition_strategy": PartitionStrategy(maximum_delay=timedelta(days=7))},
-        shared,  # it does not carry messages for the other topic
-        {**LEVELS, "create_level_topic": False},
-        # The level topic's name is that of a topic which is none.
-        {**LEVELS, "delay_level_topic": orders},
-    ]
-    for choice in choices:
-        with pytest.raises(LevelTopicError):
-            client.create_producer(other, **choice)
-
-    async def asynchronous() -> None:
-        async with twin(connection) as client:
-            for choice in choices:
-                with pytest.raises(LevelTopicError) as refused:
-                    await client.create_producer(other, **choice)
-                assert isinstance(refused.value, pulsar.asyncio.PulsarException)
-
-    run(asynchronous())
-    assert not world.admin.topic_exists(TopicName.parse(other))
-    assert not world.admin.topic_exists(TopicName.parse(default_level_topic(other)))
 
 
 def test_the_business_producer_is_closed_if_a_later_step_fails(

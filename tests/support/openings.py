@@ -138,20 +138,18 @@ class Door:
 
     producer: Any
 
-    def __init__(self, settings: dict[str, Any], describe: Any = None, **changes: Any) -> None:
+    def __init__(self, settings: dict[str, Any], describe: Any = None) -> None:
         self.business = OpenedProducer()
         described = fakes.describe(30, targets=(ORDERS,))
         settings = {"batching_enabled": True, **settings}
-        self.setup = ProducerSetup(
-            described, ORDERS, settings, ManualClock(), describe, None, **changes
-        )
+        self.setup = ProducerSetup(described, ORDERS, settings, ManualClock(), describe, None)
 
 
 class ThreadDoor(Door):
     """The synchronous producer; one thread sends, as long as it does not wait for room."""
 
-    def __init__(self, settings: dict[str, Any], describe: Any = None, **changes: Any) -> None:
-        super().__init__(settings, describe, **changes)
+    def __init__(self, settings: dict[str, Any], describe: Any = None) -> None:
+        super().__init__(settings, describe)
         self.producer = DelayLevelProducer(lambda: None, self.business, self.setup)
         self._sender = ThreadPoolExecutor(1)
         self._others = ThreadPoolExecutor(8)
@@ -186,12 +184,12 @@ class ThreadDoor(Door):
 
 
 class LoopDoor(Door):
-    """The asyncio producer, in an event loop of its own."""
+    """The asyncio producer, in an event loop of its own; ``end`` may be called twice."""
 
-    def __init__(self, settings: dict[str, Any], describe: Any = None, **changes: Any) -> None:
-        super().__init__(settings, describe, **changes)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+    def __init__(self, settings: dict[str, Any], describe: Any = None) -> None:
+        super().__init__(settings, describe)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
         async def create() -> AsyncDelayLevelProducer:
@@ -199,13 +197,13 @@ class LoopDoor(Door):
                 lambda: None, self.business, self.setup, self._send_straight
             )
 
-        self.producer = asyncio.run_coroutine_threadsafe(create(), self._loop).result(60)
+        self.producer = asyncio.run_coroutine_threadsafe(create(), self.loop).result(60)
 
     def send(self, body: bytes, deliver_after: timedelta | None = TWO_DAYS) -> Future[Any]:
         return self._call(lambda: self.producer.send(body, deliver_after=deliver_after))
 
     def wait_for_calls(self) -> None:
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(60)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result(60)
 
     def flush(self) -> Future[Any]:
         return self._call(self.producer.flush)
@@ -214,13 +212,15 @@ class LoopDoor(Door):
         return self._call(self.producer.close)
 
     def end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        if self.loop.is_closed():
+            return
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(60)
-        for task in asyncio.all_tasks(self._loop):
+        for task in asyncio.all_tasks(self.loop):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
-                self._loop.run_until_complete(task)
-        self._loop.close()
+                self.loop.run_until_complete(task)
+        self.loop.close()
 
     async def _send_straight(self, content: bytes, **_: Any) -> Any:
         self.business.stored.append(content)
@@ -235,7 +235,7 @@ class LoopDoor(Door):
                 return error.error()
             return pulsar.Result.Ok
 
-        return asyncio.run_coroutine_threadsafe(result(), self._loop)
+        return asyncio.run_coroutine_threadsafe(result(), self.loop)
 
 
 def _result(call: Callable[[], Any]) -> Any:
@@ -255,9 +255,7 @@ def door_of(request: pytest.FixtureRequest, openings: Openings) -> Iterator[Open
     made: list[Any] = []
 
     def make(describe: Any = None, **settings: Any) -> Door:
-        size = settings.pop("max_message_size", None)
-        changes = {} if size is None else {"max_message_size": size}
-        made.append(request.param(settings, describe, **changes))
+        made.append(request.param(settings, describe))
         return made[-1]
 
     yield make

@@ -5,19 +5,24 @@ The asyncio producer is the synchronous one but for its waiting, so each test ru
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 import pulsar
+import pulsar.asyncio
 import pytest
 
-from delaylevel.errors import DelayLevelError, LevelTopicError, MessageTooLargeError
-from support.openings import TWO_DAYS, Door, Open, Openings, ThreadDoor, door_of, openings  # noqa: F401
+from delaylevel.errors import DelayLevelError, InvalidInputError, LevelTopicError
+from delaylevel.producer.aio import AsyncDelayLevelClient
+from support.openings import TWO_DAYS, Door, LoopDoor, Open, Openings, ThreadDoor, door_of, openings  # noqa: F401
 from support.world import eventually
 
 Result = pulsar.Result
+NO_ROOM: dict[str, Any] = {"max_pending_messages": 1, "block_if_queue_full": True}
+in_threads = pytest.mark.parametrize("door_of", [ThreadDoor], indirect=True)
+in_a_loop = pytest.mark.parametrize("door_of", [LoopDoor], indirect=True)
 
 
 def flushed(door: Door, *sends: Future[Any]) -> list[Any]:
@@ -113,8 +118,7 @@ def test_what_waits_for_an_opening_is_bounded(door_of: Open, openings: Openings)
 
 
 def test_messages_that_time_out_make_room(door_of: Open, openings: Openings) -> None:
-    settings = {"max_pending_messages": 1, "block_if_queue_full": True}
-    door = door_of(send_timeout_millis=50, **settings)
+    door = door_of(send_timeout_millis=50, **NO_ROOM)
     sends = [door.send(b"%d" % number) for number in range(3)]
     assert [sent.result(60) for sent in sends] == [Result.Timeout] * 3
 
@@ -149,24 +153,16 @@ def test_a_check_that_hangs_does_not_use_up_the_send_timeout(
     hanging.set()
 
 
-def test_a_message_too_large_to_be_parked_is_refused(door_of: Open, openings: Openings) -> None:
-    door = door_of(max_message_size=64 * 1024)
-    with pytest.raises(MessageTooLargeError):
-        door.send(b"x" * 64 * 1024).result(60)
-    assert openings.calls == []
-    straight = door.send(b"x" * 64 * 1024, deliver_after=None)
-    assert flushed(door, straight) == [Result.Ok]
-    assert len(door.business.stored) == 1
-
-
+@in_threads
 @pytest.mark.parametrize("field", ["partition_key", "ordering_key", "properties"])
-def test_a_text_that_is_not_unicode_is_refused_at_once(openings: Openings, field: str) -> None:
-    door = ThreadDoor({})
+def test_a_text_that_is_not_unicode_is_refused_at_once(
+    door_of: Open, openings: Openings, field: str
+) -> None:
+    door = door_of()
     given: Any = {field: {"a": "\ud800"} if field == "properties" else "\ud800"}
     with pytest.raises(TypeError):
         door.producer.send_async(b"x", None, deliver_after=TWO_DAYS, **given)
     assert openings.calls == []
-    door.end()
 
 
 # -- closing
@@ -206,15 +202,9 @@ def test_a_closed_producer_sends_nothing(door_of: Open, openings: Openings) -> N
 # -- threads and callbacks of the synchronous producer
 
 
-@pytest.fixture
-def door(openings: Openings) -> Iterator[ThreadDoor]:
-    found = ThreadDoor({"send_timeout_millis": 60_000})
-    yield found
-    found.end()
-
-
-def test_many_threads_open_it_once_and_keep_their_order(openings: Openings) -> None:
-    door = ThreadDoor({"block_if_queue_full": True, "max_pending_messages": 100})
+@in_threads
+def test_many_threads_open_it_once_and_keep_their_order(door_of: Open, openings: Openings) -> None:
+    door = door_of(block_if_queue_full=True, max_pending_messages=100)
 
     def send(thread: int) -> None:
         for number in range(100):
@@ -232,14 +222,14 @@ def test_many_threads_open_it_once_and_keep_their_order(openings: Openings) -> N
     for thread in range(50):
         assert [number for sender, number in sent if sender == thread] == list(range(100))
     assert len(openings.calls) == 1
-    door.end()
 
 
+@in_threads
 def test_a_callback_may_send_to_a_partition_that_is_not_open(
-    openings: Openings, door: ThreadDoor
+    door_of: Open, openings: Openings
 ) -> None:
     # The client's thread must return from the callback, or no opening ever ends.
-    send = door.producer.send_async
+    send = door_of().producer.send_async
     send(
         b"1",
         lambda *_: send(b"2", lambda *_: None, deliver_after=2 * TWO_DAYS),
@@ -252,9 +242,11 @@ def test_a_callback_may_send_to_a_partition_that_is_not_open(
     eventually(lambda: other.taken == [b"2"], "the second message")
 
 
-def test_a_callback_that_fails_or_sends_more_stops_nothing(openings: Openings) -> None:
-    settings = {"max_pending_messages": 1, "block_if_queue_full": True, "send_timeout_millis": 50}
-    door, results = ThreadDoor(settings), list[Any]()
+@in_threads
+def test_a_callback_that_fails_or_sends_more_stops_nothing(
+    door_of: Open, openings: Openings
+) -> None:
+    door, results = door_of(send_timeout_millis=50, **NO_ROOM), list[Any]()
 
     def send(callback: Any) -> None:
         door.producer.send_async(b"x", callback, deliver_after=TWO_DAYS)
@@ -264,12 +256,11 @@ def test_a_callback_that_fails_or_sends_more_stops_nothing(openings: Openings) -
     send(lambda *_: [send(lambda result, _: results.append(result)) for _ in range(3)])
     eventually(lambda: len(results) == 3, "the callbacks")
     assert results == [Result.Timeout] * 3
-    door.end()
 
 
-def test_a_producer_that_opens_after_the_end_is_closed(
-    openings: Openings, door: ThreadDoor
-) -> None:
+@in_threads
+def test_a_producer_that_opens_after_the_end_is_closed(door_of: Open, openings: Openings) -> None:
+    door = door_of()
     sent = door.send(b"1")
     eventually(lambda: openings.calls, "the opening")
     for close in door.producer.closes():  # as at the exit of a process
@@ -282,8 +273,9 @@ def test_a_producer_that_opens_after_the_end_is_closed(
     assert level.stored == []
 
 
-def test_a_full_queue_waits_for_room(openings: Openings) -> None:
-    door = ThreadDoor({"block_if_queue_full": True, "max_pending_messages": 1})
+@in_threads
+def test_a_full_queue_waits_for_room(door_of: Open, openings: Openings) -> None:
+    door = door_of(**NO_ROOM)
     sends = [door.send(b"1"), door.send(b"2")]
     calls = threading.Thread(target=door.wait_for_calls)
     calls.start()
@@ -292,4 +284,100 @@ def test_a_full_queue_waits_for_room(openings: Openings) -> None:
     level = openings.end()
     assert flushed(door, *sends) == [Result.Ok] * 2
     assert level.stored == [b"1", b"2"]
+
+
+# -- cancelled calls, turns in a queue and event loops of the asyncio producer
+
+
+@in_a_loop
+def test_a_cancelled_call_disturbs_no_message(door_of: Open, openings: Openings) -> None:
+    door, complaints = door_of(), list[dict[str, Any]]()
+    door.loop.set_exception_handler(lambda _, each: complaints.append(each))
+    sends = [door.send(b"0"), door.send(b"1")]
+    eventually(lambda: openings.calls, "the opening")
+    flush = door.flush()
+    door.wait_for_calls()
+    flush.cancel()
+    sends[0].cancel()
+    door.wait_for_calls()
+    level = openings.end()
+    assert door.close().result(60) == sends[1].result(60) == Result.Ok
+    assert (level.stored, level.closed) == ([b"0", b"1"], True)
+    assert complaints == [], "the client calls back for nobody"
+
+
+@pytest.mark.parametrize("steps", range(6))
+@in_a_loop
+def test_a_send_that_is_cancelled_while_it_waits_for_room_leaves_the_room_to_others(
+    door_of: Open, openings: Openings, steps: int
+) -> None:
+    door = door_of(**NO_ROOM)
+    sends = [door.send(b"%d" % number) for number in range(3)]
+    level = openings.end()
+    for _ in range(steps):
+        door.wait_for_calls()
+    sends[1].cancel()
+    while not sends[2].done():
+        door.flush().result(60)
+    assert level.stored in ([b"0", b"2"], [b"0", b"1", b"2"])
+    last = door.send(b"3")
+    assert door.close().result(60) == last.result(60) == Result.Ok
+
+
+@in_a_loop
+def test_a_second_close_waits_for_the_first_and_a_later_one_is_refused(
+    door_of: Open, openings: Openings
+) -> None:
+    door = door_of()
+    sent = door.send(b"0")
+    eventually(lambda: openings.calls, "the opening")
+    first = door.close()
+    door.wait_for_calls()
+    first.cancel()
+    second = door.close()
+    door.wait_for_calls()
+    assert not second.done()
+    level = openings.end()
+    assert second.result(60) == sent.result(60) == Result.Ok
+    assert (level.stored, level.closed, door.business.closed) == ([b"0"], True, True)
+    assert door.close().result(60) == Result.AlreadyClosed
+
+
+@in_a_loop
+def test_a_producer_belongs_to_its_event_loop(door_of: Open, openings: Openings) -> None:
+    door = door_of()
+    producer = door.producer
+    door.send(b"1")
+    eventually(lambda: openings.calls, "the opening")
+    for call in (producer.send, lambda _: producer.flush(), lambda _: producer.close()):
+        with pytest.raises(InvalidInputError, match="create one in each event loop"):
+            asyncio.run(call(b"2"))
     door.end()
+    openings.end()  # the outcome comes for a loop that is closed
+
+
+def test_closing_a_client_leaves_no_callback_behind() -> None:
+    """The client's thread may be in a callback when the program ends, and abort the process."""
+
+    class Core:
+        calls: ClassVar[list[str]] = []
+        error: Exception | None = None
+
+        def close(self) -> None:
+            self.calls.append("close")
+            if self.error is not None:
+                raise self.error
+
+    async def close() -> None:
+        client = AsyncDelayLevelClient("pulsar://127.0.0.1:1")
+        client._client.close()
+        client._client = core
+        await client.close()
+
+    core = Core()
+    asyncio.run(close())
+    assert core.calls == ["close"]
+    core.error = pulsar.AlreadyClosed("closed before")
+    with pytest.raises(pulsar.asyncio.PulsarException, match="closed before") as raised:
+        asyncio.run(close())
+    assert raised.value.error() == Result.AlreadyClosed

@@ -19,6 +19,7 @@ import pytest
 
 from delaylevel.consumer import Backoff, Deduplication, Listeners, ReceivedMessage, TopicIdStore
 from delaylevel.model.delivery import Delivery
+from delaylevel.model.envelope import ID
 from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.testing import Crashed, MemoryPulsar, admin
@@ -64,6 +65,8 @@ class Ledger:
             assert message.at.timestamp() * 1000 >= self.due_ms[message.data], "early"
         if self.once or not copies:
             assert set(found.values()) <= {1}, "copied"
+        named = {(message.data, message.properties.get(ID)) for message in arrived}
+        assert len(named) == len(found), "a copy has another ID"
 
 
 class Expected(Protocol):

@@ -16,10 +16,9 @@ from pulsar import ConsumerType
 from delaylevel.cluster import threads
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.dispatcher.assignment import window_sources
-from delaylevel.dispatcher.journal.records import LowWatermark, Released, SnapshotChunk, decode
+from delaylevel.dispatcher.journal.records import LowWatermark, SnapshotChunk, decode
 from delaylevel.dispatcher.journal.topic import Journal, counting
 from delaylevel.dispatcher.owner import PartitionOwner
-from delaylevel.dispatcher.publishing.flights import Flights
 from delaylevel.errors import AlreadyRunningError, BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
@@ -132,22 +131,6 @@ def bench() -> Iterator[Bench]:
     found.memory.close()
 
 
-def test_a_message_is_released_when_it_is_due_and_then_in_the_journal(bench: Bench) -> None:
-    bench.send(b"x", HOUR)
-    dispatcher = bench.dispatcher()
-    dispatcher.run_once()
-    # Before that, its target is opened.
-    for time_ms, following_ms in ((NOON_MS, HOUR_MS - 300), (NOON_MS + HOUR_MS - 300, HOUR_MS)):
-        bench.clock.move_to(time_ms)
-        assert dispatcher.run_once().total == 0
-        assert (bench.kinds(), bench.pending(), bench.delivered()) == ([], [b"x"], [])
-        assert dispatcher.next_event_ms() == NOON_MS + following_ms
-    bench.clock.move_to(NOON_MS + HOUR_MS)
-    report = dispatcher.run_once()
-    assert (report.due, report.latest_ms, dispatcher.next_event_ms()) == (1, 0, None)
-    assert (bench.kinds(), bench.pending(), bench.delivered()) == ([Released], [], [b"x"])
-
-
 def test_a_message_that_was_sent_is_not_pending_while_later_ones_are(bench: Bench) -> None:
     seen: list[tuple[bytes, list[bytes | None]]] = []
 
@@ -237,26 +220,6 @@ def test_a_clock_that_is_ahead_for_some_seconds_drops_and_releases_nothing(bench
 
 
 # -- owners that are replaced
-
-
-def test_a_dispatcher_that_dies_before_the_commit_repeats_messages_with_the_same_id(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.send(b"x", HOUR)
-
-    def die(self: Any) -> None:
-        if bench.delivered():
-            raise BrokerError("killed")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Flights, "write_commits", die)
-        with pytest.raises(BrokerError, match="killed"):
-            bench.memory.advance(2 * HOUR)
-    assert (bench.kinds(), bench.pending(), bench.delivered()) == ([], [b"x"], [b"x"])
-    assert bench.memory.advance(HOUR).due == 1
-    assert (bench.pending(), bench.delivered()) == ([], [b"x", b"x"])
-    assert len({each.properties[env.ID] for each in bench.memory.delivered("orders")}) == 1
-    assert bench.memory.advance(HOUR).due == 0
 
 
 def test_a_proof_grows_old_by_the_clock_that_advances_more(bench: Bench) -> None:
@@ -359,28 +322,6 @@ def test_a_cancellation_of_which_a_topic_refuses_something_is_told_later(
     assert refused
     bench.memory.advance(2 * HOUR)
     assert (bench.told(), bench.delivered()) == ([CANCELLED], [])
-
-
-def test_what_was_released_by_a_clock_that_was_ahead_is_not_cancelled(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    receipt = bench.send(b"x", HOUR)
-    bench.clock.step(HOUR)
-    first = bench.dispatcher()
-    with monkeypatch.context() as patch:
-        patch.setattr(Flights, "write_commits", lambda _: None)
-        bench.run(first)
-        first.kill()
-    assert bench.delivered() == [b"x"]
-    bench.clock.step(-HOUR)
-    second = bench.dispatcher()
-    bench.run(second)
-    bench.producer.cancel(receipt)
-    bench.run(second)
-    assert bench.told() == []
-    bench.clock.advance(HOUR)
-    bench.run(second)
-    assert bench.told() == [TOO_LATE]
 
 
 def test_a_decision_without_a_record_of_its_own_waits_for_the_journal(bench: Bench) -> None:

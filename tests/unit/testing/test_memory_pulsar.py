@@ -17,16 +17,15 @@ from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, testing
 from delaylevel.cluster.port import NamespacePolicies, TopicAdmin
 from delaylevel.errors import (
     DelayLevelError,
-    InvalidDelayError,
     InvalidInputError,
     UnsafeNamespaceError,
 )
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import duration_ms
-from delaylevel.model.level_topic import Expired, FinalWindow
+from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import ManualClock, MemoryPulsar
-from delaylevel.topics.lifecycle import change_settings, pause, resume
+from delaylevel.topics.lifecycle import pause
 from delaylevel.topics.targets import keep
 from support.fakes import SkewedClock
 
@@ -132,26 +131,6 @@ def test_a_cancelled_message_is_not_pending(memory: MemoryPulsar, after: timedel
     assert (set(bodies(memory)), memory.pending("orders")) == ({b"kept", b"another key"}, [])
 
 
-def test_copies_are_dropped_and_messages_for_missing_targets_held(memory: MemoryPulsar) -> None:
-    producer = delayed(memory)
-    for after in (HOUR, 2 * HOUR, 2 * DAY):
-        producer.send(b"copy", deliver_after=after, message_id="mine")
-    producer.send(b"other", deliver_after=MINUTE, message_id="other")
-    window = producer.description.window_topic
-    memory.client().create_producer(window.partition(0).full).send(b"nonsense")
-    producer.close()
-    memory.admin.delete(ORDERS)
-    report = memory.advance(MINUTE)
-    assert (report.held.total(), sum(report.dead.values())) == (1, 1)
-    memory.client().create_producer("orders").close()
-    report = memory.advance(4 * DAY)
-    assert (report.due, report.held.total()) == (2, 0)
-    assert (bodies(memory), memory.pending("orders")) == ([b"other", b"copy"], [])
-    for index in range(producer.description.window_partitions):
-        stats = memory.admin.partition_stats(window.partition(index))
-        assert stats.subscriptions["delaylevel"].backlog_entries == 0
-
-
 def test_no_call_blocks(memory: MemoryPulsar) -> None:
     consumer = memory.client().subscribe("t", "s")
     with pytest.raises(pulsar.Timeout, match="advance its clock"):
@@ -239,61 +218,10 @@ def test_a_batch_is_stored_after_its_publish_delay(memory: MemoryPulsar) -> None
 # -- pauses and expiry
 
 
-def test_a_pause_and_its_end(memory: MemoryPulsar) -> None:
-    producer = delayed(memory)
-    topic = producer.description.topic
-    waiting = [b"%d" % minute for minute in range(6)]
-    for minute, body in enumerate(waiting):
-        producer.send(body, deliver_after=HOUR + minute * MINUTE)
-    pause(memory.admin, topic, None, memory.clock)
-    assert memory.advance(30 * DAY).due == 0
-    assert len(memory.pending("orders")) == 6
-    producer.send(b"later", deliver_after=3 * MINUTE)
-    resume(memory.admin, topic, None, memory.clock, spread_ms=6 * 60_000)
-    for minute in range(1, 7):
-        memory.advance(MINUTE)
-        assert abs(len(bodies(memory)) - minute - (minute > 3)) <= 1
-    assert b"later" in bodies(memory)[2:5]
-    assert [body for body in bodies(memory) if body != b"later"] == waiting
-
-
 def test_the_brokers_own_delivery_cannot_be_paused(memory: MemoryPulsar) -> None:
     topic = delayed(memory, final_window="broker").description.topic
     with pytest.raises(DelayLevelError, match="the broker itself delivers its messages"):
         pause(memory.admin, topic, None, memory.clock)
-
-
-@pytest.mark.parametrize("final_window", FinalWindow)
-@pytest.mark.parametrize("policy", Expired)
-def test_messages_expire(memory: MemoryPulsar, final_window: FinalWindow, policy: Expired) -> None:
-    producer = delayed(memory, final_window=final_window)
-    description = producer.description
-    change_settings(memory.admin, description.topic, expire_after_ms=600_000, expired=policy)
-    producer.send(b"by default", deliver_after=50 * HOUR)
-    producer.send(b"its own", deliver_after=50 * HOUR, expires_after=MINUTE)
-    producer.send(b"kept", deliver_after=50 * HOUR, expires_at=NOON + 30 * DAY)
-    memory.clock.advance(51 * HOUR)  # no mover and no dispatcher runs
-    report = memory.advance(MINUTE)
-    assert bodies(memory) == [b"kept"]
-    assert (report.due, report.expired.total(), report.dead.total()) == (1, 2, 0)
-    letters = bodies(memory, description.dead_letter_topic.partition(0).full)
-    wanted = {b"by default", b"its own"} if policy is Expired.DEAD_LETTER else set()
-    assert set(letters) == wanted
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"expires_after": timedelta(0), "deliver_after": HOUR},
-        {"expires_at": NOON_MS + 1, "deliver_after": HOUR},
-        {"expires_after": HOUR},
-        {"expires_after": HOUR, "expires_at": NOON + DAY, "deliver_after": HOUR},
-        {"expires_after": MINUTE, "deliver_at": NOON - HOUR},
-    ],
-)
-def test_an_expiry_without_sense_is_refused(memory: MemoryPulsar, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidDelayError, match=r"not sent|give one of them"):
-        delayed(memory).send(b"-", **options)
 
 
 # -- targets that nobody can receive from
