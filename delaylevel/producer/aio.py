@@ -405,18 +405,14 @@ class AsyncDelayLevelProducer(Scheduling):
 
     async def _routed(self, rule: Callable[[Routing], T]) -> T:
         self._cache.refresh_if_old()
-        routing = self._cache.routing
         try:
-            return rule(routing)
+            return rule(self._cache.routing)
         except DelayTooLongError:
             # The level topic may have been expanded since its description was read.
             async with self._refreshing:
-                if self._cache.routing is routing:
-                    await in_thread(self._cache.refresh_after_refusal)
-            self._check_open()
-            if self._cache.routing is routing:
-                raise
-        return rule(self._cache.routing)
+                found = await in_thread(partial(self._cache.routed, rule))
+        self._check_open()
+        return found
 
     def _lane(self, route: Route) -> Lane:
         key = (route.level, route.partition)

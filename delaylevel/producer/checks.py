@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import pulsar
-
 from delaylevel.cluster.client_parts.cores import MessageBuilder, check_message
 from delaylevel.errors import MessageTooLargeError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import LONGEST_NAME, LevelTopicDescription
 from delaylevel.model.retries import REAL_SUBSCRIPTION
+
+from .client_calls import as_client_error
 
 
 class Message(NamedTuple):
@@ -92,10 +92,6 @@ _INCOMPRESSIBLE = 255
 _RETRY = 2048 + 3 * LONGEST_NAME
 
 
-class PulsarMessageTooLargeError(MessageTooLargeError, pulsar.MessageTooBig):
-    """The error for applications that expect an exception of the Pulsar client."""
-
-
 class SizeLimit:
     """The largest size of a message that is parked in one level topic.
 
@@ -139,7 +135,7 @@ class SizeLimit:
             size -= _RETRY  # a listener's copy
         if size <= self.bytes:
             return
-        raise PulsarMessageTooLargeError(
+        error = MessageTooLargeError(
             f"the message has {size:,} bytes, and a parked message at most {self.bytes:,}: "
             "uncompressed, with keys and properties. Later hops could not send it (MessageTooBig): "
             f"the broker's limit is {self._max_message_size:,} bytes, and they add up to "
@@ -150,6 +146,7 @@ class SizeLimit:
             size=size,
             limit=self.bytes,
         )
+        raise as_client_error(error)
 
 
 def _bytes(text: str) -> int:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pulsar
 
@@ -45,11 +45,13 @@ from delaylevel.errors import (
     BrokerUnreachableError,
     ClientError,
     DelayLevelError,
-    InvalidInputError,
     LevelTopicError,
+    MessageTooLargeError,
     NotFoundError,
     PermissionDeniedError,
 )
+
+DelayLevelErrorT = TypeVar("DelayLevelErrorT", bound=DelayLevelError)
 
 # An open producer of the client survives these: it reconnects until its messages time out.
 _TRANSIENT = TRANSIENT_FAILURES - {"AlreadyClosed", "Interrupted"}  # the client itself was closed
@@ -84,12 +86,8 @@ _RESULTS: tuple[tuple[type[Exception], pulsar.Result], ...] = (
     (BrokerUnreachableError, pulsar.Result.ConnectError),
     (PermissionDeniedError, pulsar.Result.AuthorizationError),
     (NotFoundError, pulsar.Result.TopicNotFound),
-    (pulsar.InvalidTopicName, pulsar.Result.InvalidTopicName),
+    (MessageTooLargeError, pulsar.Result.MessageTooBig),
 )
-
-
-class PulsarInvalidTopicError(InvalidInputError, pulsar.InvalidTopicName):
-    """The error for a name that is no topic, as an exception of the Pulsar client."""
 
 
 @contextmanager
@@ -105,17 +103,22 @@ def client_errors() -> Iterator[None]:
         raise
 
 
-def as_client_error(error: DelayLevelError) -> DelayLevelError:
-    """Make an error an exception of the Pulsar client, too, and return it."""
+def as_client_error(error: DelayLevelErrorT, result: Any = None) -> DelayLevelErrorT:
+    """Make an error an exception of the Pulsar client, too, and return it.
+
+    Args:
+        result: the client's result that it stands for; by default, that of its class.
+    """
     if not hasattr(error, "_client_result"):
         unknown = pulsar.Result.UnknownError
-        result = next((found for kind, found in _RESULTS if isinstance(error, kind)), unknown)
         if isinstance(error, ClientError):
             result = pulsar.Result.__members__.get(error.name, unknown)
+        elif result is None:
+            result = next((found for kind, found in _RESULTS if isinstance(error, kind)), unknown)
         named = getattr(pulsar, result.name, None)
         is_exception = isinstance(named, type) and issubclass(named, pulsar.PulsarException)
         base = named if is_exception else pulsar.PulsarException
-        error.__class__ = _pair(type(error), base)  # type: ignore[arg-type]
+        error.__class__ = _pair(type(error), base)  # type: ignore[arg-type, assignment]
         error._client_result = result  # type: ignore[attr-defined]
     return error
 
@@ -149,8 +152,7 @@ def _restore(
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(attributes)
-    del error._client_result  # type: ignore[attr-defined]
-    return as_client_error(error)
+    return as_client_error(error, error.__dict__.pop("_client_result"))
 
 
 # The client's calls without waiting take microseconds.

@@ -17,6 +17,7 @@ from delaylevel.errors import UnconfirmedMessagesError
 
 from .checks import Message, build, check_arguments
 from .client_calls import (
+    as_client_error,
     at_exit,
     first_error,
     ignore,
@@ -30,10 +31,6 @@ from .setup import ProducerSetup
 # Callbacks follow a flush within a moment, if at all and if their thread gets a processor.
 _PATIENCE_S = 5.0
 _POLL_S = 0.0005
-
-
-class PulsarUnconfirmedMessagesError(UnconfirmedMessagesError, pulsar.PulsarException):
-    """The error for applications that expect an exception of the Pulsar client."""
 
 
 class CallbacklessMessages:
@@ -107,12 +104,13 @@ class CallbacklessMessages:
         count = sum(reasons.values())
         each = ", ".join(f"{name}: {number}" for name, number in reasons.items())
         subject = "1 message" if count == 1 else f"{count} messages"
-        return PulsarUnconfirmedMessagesError(
+        error = UnconfirmedMessagesError(
             f"{subject} sent without a callback failed ({each}; the first reason comes first)."
             f"{''.join(text for name, text in _REMEDIES.items() if name in reasons)} Pass a "
             "callback to learn which messages fail, and send those again",
             reasons=reasons,
         )
+        return as_client_error(error)
 
     def _outcomes(self) -> int:
         return _value(self._stored) - 1 + self._failed

@@ -44,27 +44,19 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy, as_levels
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics import hosts, registry
+from delaylevel.topics import registry
+from delaylevel.topics.hosts import missing_hosts
 from delaylevel.topics.status import status
 
 from .checks import DEFAULT_MAX_MESSAGE_SIZE, SMALLEST_MAX_MESSAGE_SIZE
-from .client_calls import PulsarInvalidTopicError
+from .client_calls import as_client_error
 from .level_topic_cache import Describe
 
 log = logging.getLogger(__name__)
 
-#: Pauses before the two looks for a mover and a dispatcher, in s. One that starts together with the
-#: application, or again after a failure, is ready by the second.
-LOOK_AFTER_S = (5.0, 30.0)
-
-
-def missing_hosts(
-    admin: TopicAdmin, description: LevelTopicDescription, target: str, now_ms: int
-) -> dict[str, str]:
-    """Return a text for each missing ``mover`` or ``dispatcher``, by kind; see `topics.hosts`."""
-    at = status(admin, description, now_ms, roles=(Role.LEVEL, Role.WINDOW))
-    return {item.kind: str(item) for item in hosts.missing_hosts(admin, at, target)}
-
+#: Pause before the look for a mover and a dispatcher, in s. One that starts together with the
+#: application, or again after a failure, is ready by then.
+LOOK_AFTER_S = 30.0
 
 # Level topics that this process has looked at, by process: threads do not survive a fork.
 _looked: set[tuple[int, str]] = set()
@@ -92,17 +84,13 @@ def warn_if_undelivered(
 
 
 def _look(admin: TopicAdmin, target: str, description: LevelTopicDescription) -> None:
-    confirmed: dict[str, str] = {}
-    for number, pause_s in enumerate(LOOK_AFTER_S):
-        time.sleep(pause_s)
-        try:
-            found = missing_hosts(admin, description, target, SystemClock().now_ms())
-        except Exception as error:  # a producer goes on without it
-            log.debug("level topic %s: %r", description.topic, error)
-            return
-        confirmed = {kind: text for kind, text in found.items() if number == 0 or kind in confirmed}
-    for text in confirmed.values():
-        log.warning("%s", text)
+    time.sleep(LOOK_AFTER_S)
+    try:
+        at = status(admin, description, SystemClock().now_ms(), roles=(Role.LEVEL, Role.WINDOW))
+        for missing in missing_hosts(admin, at, target):
+            log.warning("%s", missing)
+    except Exception as error:  # a producer goes on without it
+        log.debug("level topic %s: %r", description.topic, error)
 
 
 class PartitionCounts:
@@ -378,7 +366,7 @@ def prepare(
     try:
         target = TopicName.parse(topic).full
     except InvalidInputError as error:
-        raise PulsarInvalidTopicError(str(error)) from None
+        raise as_client_error(error, pulsar.Result.InvalidTopicName) from None
     strategy = choice.partition_strategy
     configured = None if strategy is None else as_levels(strategy)
     names = (level_topic,) if level_topic else default_level_topics(target, level_namespace)

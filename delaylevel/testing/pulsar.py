@@ -362,34 +362,22 @@ class MemoryPulsar:
         for namespace in ("public/default", *namespaces):
             self.create_namespace(namespace)
 
-    def client(self, clock: Clock | None = None) -> MemoryClient:
-        """Return a client: a :class:`delaylevel.DelayLevelClient` with admin access.
-
-        Args:
-            clock: clock of the client's machine, to simulate a wrong clock.
-        """
-        client = _client(self._broker, self.admin, clock or self.clock)
+    def client(self) -> MemoryClient:
+        """Return a client: a :class:`delaylevel.DelayLevelClient` with admin access."""
+        client = _client(self._broker, self.admin)
         client._delaylevel_host = self._listening.host
         self._clients.append(client)
         return client
 
-    def asyncio_client(self, clock: Clock | None = None) -> MemoryAsyncClient:
+    def asyncio_client(self) -> MemoryAsyncClient:
         """Return a client for asyncio: a ``delaylevel.asyncio.DelayLevelClient``.
 
         Any thread may create it; use it in one event loop.
-
-        Args:
-            clock: clock of the client's machine, to simulate a wrong clock.
         """
-        clock = clock or self.clock
         client = MemoryAsyncClient(
-            "pulsar://memory",
-            admin=self.admin,
-            clock=clock,
-            memory=self._broker,
-            publish_clock=clock,
+            "pulsar://memory", admin=self.admin, clock=self.clock, memory=self._broker
         )
-        client._delaylevel_threads = self.client(clock)
+        client._delaylevel_threads = self.client()
         self._clients.append(client)
         return client
 
@@ -598,10 +586,8 @@ class MemoryPulsar:
                     yield _topic_message(one.partition, one.message, one.envelope.due_ms)
 
 
-def _client(broker: Broker, admin: MemoryAdmin, clock: Clock) -> MemoryClient:
-    return MemoryClient(
-        "pulsar://memory", admin=admin, clock=clock, memory=broker, publish_clock=clock
-    )
+def _client(broker: Broker, admin: MemoryAdmin) -> MemoryClient:
+    return MemoryClient("pulsar://memory", admin=admin, clock=broker.clock, memory=broker)
 
 
 class _Movers:
@@ -611,7 +597,7 @@ class _Movers:
         self._pulsar = pulsar
         self._broker = broker
         self._stack = stack
-        self._client = _client(broker, pulsar.admin, pulsar.clock)
+        self._client = _client(broker, pulsar.admin)
         stack.callback(self._client.shutdown)
         self._changes = -1
         self._movers: dict[LevelTopicDescription, LocalMover] = {}

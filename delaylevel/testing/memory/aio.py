@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import pulsar
 import pulsar.asyncio
 
-from delaylevel.model.clock import Clock
 from delaylevel.producer.aio import AsyncDelayLevelClient
 
 from .broker import Broker
@@ -57,17 +56,10 @@ class _PlainMemoryAsyncClient(pulsar.asyncio.Client):
     """Replacement of ``pulsar.asyncio.Client`` as the base class of our asyncio client."""
 
     def __init__(
-        self,
-        service_url: str,
-        *,
-        memory: Broker,
-        publish_clock: Clock,
-        tls_validate_hostname: bool = True,
+        self, service_url: str, *, memory: Broker, tls_validate_hostname: bool = True
     ) -> None:
         # pulsar.asyncio.Client.__init__ is not called, because it would create a C++ client.
-        self._delaylevel_plain = PlainMemoryClient(
-            service_url, memory=memory, publish_clock=publish_clock
-        )
+        self._delaylevel_plain = PlainMemoryClient(service_url, memory=memory)
         self._client = self._delaylevel_plain._client
 
     async def create_producer(self, topic: str, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,6 @@ import _pulsar
 import pulsar
 from pulsar import ConsumerType
 
-from delaylevel.model.clock import Clock
 from delaylevel.model.message import batch_size
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
@@ -427,9 +426,8 @@ class _ClientCore:
     the arguments that they were made from.
     """
 
-    def __init__(self, broker: Broker, clock: Clock) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._clock = clock
         self._opened: list[Any] = []
         self._closed = False
         self.lock = threading.RLock()
@@ -439,7 +437,7 @@ class _ClientCore:
         return asyncio_form(self, name)
 
     def create_producer(self, topic: str, configuration: Any) -> Any:
-        return self._open(lambda: ProducerCore(self._broker, topic, self.arguments, self._clock))
+        return self._open(lambda: ProducerCore(self._broker, topic, self.arguments))
 
     def subscribe(self, topic: str, subscription: str, configuration: Any) -> Any:
         return self._open(lambda: ConsumerCore(self._broker, [topic], self.arguments))
@@ -503,14 +501,12 @@ class PlainMemoryClient(pulsar.Client):
         service_url: str,
         *,
         memory: Broker,
-        publish_clock: Clock,
         tls_validate_hostname: bool = True,  # DelayLevelClient gives it; there is no TLS here
     ) -> None:
         # pulsar.Client.__init__ is not called, because it would create a C++ client.
-        self._client = _ClientCore(memory, publish_clock)
+        self._client = _ClientCore(memory)
         self._consumers: list[Any] = []
         self._broker = memory
-        self._publish_clock = publish_clock
 
     def create_producer(self, topic: str, *args: Any, **kwargs: Any) -> MemoryProducer:
         with self._client.lock:
@@ -518,7 +514,7 @@ class PlainMemoryClient(pulsar.Client):
             plain = super().create_producer(topic, *args, **kwargs)
         producer = MemoryProducer()
         producer.__dict__.update(plain.__dict__)
-        producer._clock = self._publish_clock
+        producer._clock = self._broker.clock
         return producer
 
     def subscribe(

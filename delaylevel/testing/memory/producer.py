@@ -71,7 +71,6 @@ class ProducerLink:
         index: int,
         options: dict[str, Any],
         producer_name: str,
-        clock: Clock,
     ) -> None:
         self._broker = broker
         self._topic = name
@@ -79,7 +78,7 @@ class ProducerLink:
         self._options = options
         self.name = producer_name
         self.properties = dict(options["properties"] or {})
-        self._clock = clock
+        self._clock = broker.clock
         self._waiting: list[_Entry] = []  # an open batch is the last: others overtake it
         self.last_sequence_id: int = options["initial_sequence_id"] or -1
         self._next_sequence = self.last_sequence_id + 1
@@ -267,15 +266,15 @@ class MemoryProducer(pulsar.Producer):
 
 
 class ProducerCore(Core):
-    """Core of a producer; ``clock`` is the clock of the client's machine."""
+    """Core of a producer."""
 
-    def __init__(self, broker: Broker, topic: str, options: dict[str, Any], clock: Clock) -> None:
+    def __init__(self, broker: Broker, topic: str, options: dict[str, Any]) -> None:
         super().__init__(broker, [topic], options)
         self._name: str = options["producer_name"] or broker.new_name("memory")
         self._current = -1  # index of the link in round-robin routing
         single = [name.full for name in self._partitions] == [self._topic]
         self._links = connect_all(
-            ProducerLink(broker, name, -1 if single else index, options, self._name, clock)
+            ProducerLink(broker, name, -1 if single else index, options, self._name)
             for index, name in enumerate(self._partitions)
         )
 

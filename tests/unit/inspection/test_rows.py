@@ -15,11 +15,9 @@ from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.inspection.live import LiveDispatchers
 from delaylevel.inspection.rows import SCHEMA
-from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
-from support.fakes import SkewedClock
 from support.pending_commands import pending_commands
 
 pytest.importorskip("duckdb")
@@ -245,12 +243,14 @@ def test_a_clock_that_is_behind_hides_nothing_in_the_window(memory: MemoryPulsar
     """The broker searches a partition for publish times, as if these always rose."""
     hour, start_ms = timedelta(hours=1), memory.clock.now_ms()
 
-    def send(name: str, after: timedelta, clock: Clock = memory.clock) -> None:
-        with memory.client(clock).create_producer("orders", enable_delay_level_topic=True) as made:
+    def send(name: str, after: timedelta) -> None:
+        with memory.client().create_producer("orders", enable_delay_level_topic=True) as made:
             made.send(b"x", deliver_after=after, message_id=name, partition_key="k")
 
     send("first", hour * 0.8)
-    send("behind", hour / 2, SkewedClock(-7_200_000, memory.clock))
+    memory.clock.step(-2 * hour)
+    send("behind", hour / 2)
+    memory.clock.step(2 * hour)
     memory.advance(timedelta(minutes=1))
     send("last", hour * 0.9)
     look = Inspector(memory.client(), memory.admin, "orders", clock=memory.clock)
