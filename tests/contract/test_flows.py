@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
 import pulsar
 import pytest
 from pulsar import ConsumerType, InitialPosition
+from pulsar.schema import Integer, JsonSchema, Record
 
 from delaylevel import PartitionStrategy, wrap
-from delaylevel.errors import StrategyMismatchError
+from delaylevel.cluster.schemas import EncodedSchema, find, reference_to
+from delaylevel.errors import BrokerUnreachableError, StrategyMismatchError
 from delaylevel.model import envelope as env
+from delaylevel.model.envelope import SchemaRef
+from delaylevel.model.level_topic import default_level_topic
+from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import ManualClock
 from support.world import World
 
 UNIT = timedelta(seconds=1)
 SECONDS = PartitionStrategy(partition_by=UNIT, maximum_delay=timedelta(seconds=4))
+DAYS = PartitionStrategy(maximum_delay=timedelta(days=3))
 TWO_LEVELS = [
     PartitionStrategy(partition_by=timedelta(seconds=3), maximum_delay=timedelta(seconds=9)),
     PartitionStrategy(partition_by=UNIT, maximum_delay=timedelta(seconds=4)),
@@ -110,3 +117,41 @@ def test_the_wrapper_wraps_flushes_and_closes(world: World) -> None:
         producer.send(b"", **later)
     world.catch_up(timedelta(seconds=3))
     assert world.bodies(consumer, 50) == [b"x"] * 50
+
+
+class Order(Record):  # type: ignore[misc]
+    number = Integer()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_no_producer_opens_without_the_text_of_its_schema_in_the_registry(
+    world: World, monkeypatch: pytest.MonkeyPatch, wrapped: bool
+) -> None:
+    """With a reference to another text, its messages would be held for ever."""
+    client, admin, schema, orders = world.client(), world.admin, JsonSchema(Order), "orders"
+    own = json.loads(schema.schema_info().schema())
+    noted = EncodedSchema("JSON", json.dumps({"doc": "An order of the shop", **own}))
+    client.subscribe(world.topic(orders), "app", schema=noted)
+
+    def create() -> Any:
+        if wrapped:
+            plain = client.create_producer(world.topic(orders), schema=schema)
+            return wrap(plain, client, partition_strategy=DAYS)
+        options = {"enable_delay_level_topic": True, "partition_strategy": DAYS}
+        return client.create_producer(world.topic(orders), schema=schema, **options)
+
+    def away(*_: Any) -> Any:
+        raise BrokerUnreachableError("nobody answers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(admin), "schemas", away)
+        with pytest.raises(BrokerUnreachableError):
+            create()
+    levels = default_level_topic(world.topic(orders))
+    assert not admin.topic_exists(TopicName.parse(levels))
+    create().send(Order(number=7), deliver_after=timedelta(days=2))
+    (message,) = world.stored(levels)
+    named = SchemaRef.parse(message.properties[env.SCHEMA])
+    (version,) = admin.schemas(world.name(orders))
+    assert named == SchemaRef.of("JSON", version.definition) != reference_to(schema)
+    assert find(admin, world.name(orders), named) is not None

@@ -8,16 +8,14 @@ from typing import Any
 
 import pulsar
 import pytest
-import urllib3
-from pulsar.schema import Integer, JsonSchema, Record, String
+from pulsar.schema import JsonSchema, Record, String
 
 from delaylevel import topics
-from delaylevel.cluster import schemas
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import (
     LevelTopicError,
 )
-from delaylevel.model.envelope import COMPRESSION, DUE, TARGET, SchemaRef
+from delaylevel.model.envelope import COMPRESSION, DUE, TARGET
 from delaylevel.model.level_topic import LevelTopicDescription, default_level_topic
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -96,36 +94,6 @@ def test_wrap_a_producer_that_exists(world: RealWorld, connection: Connection, o
     assert json.loads(parked.value or b"") == {"note": "parked"}
     assert parked.properties["delaylevel.target"] == orders
     assert parked.properties["delaylevel.schema"].startswith("JSON:")
-
-
-def test_the_schema_reference_names_the_registered_text(world: RealWorld) -> None:
-    class Order(Record):
-        amount = Integer()
-
-    # The same schema for the registry, which keeps this text.
-    schema = JsonSchema(Order)
-    own = json.loads(schema.schema_info().schema())
-    text = json.dumps({"doc": "An order of the shop", **own})
-    description = world.level_topic(Levels(PartitionStrategy()))
-    target = TopicName.parse(description.targets[0])
-    url = f"{world.admin.admin_url}/admin/v2/schemas/{target.rest_path.split('/', 1)[1]}/schema"
-    body = {"type": "JSON", "schema": text, "properties": {}}
-    assert urllib3.request("POST", url, json=body).status == 200
-    producer = world.client().create_producer(
-        target.full,
-        schema=schema,
-        enable_delay_level_topic=True,
-        delay_level_topic=description.topic,
-    )
-    producer.send(Order(amount=1), deliver_after=timedelta(days=3))
-    (version,) = world.admin.schemas(target)
-    assert version.definition == text
-    (message,) = world.stored(description.topic)
-    reference = schemas.reference_to(schema)
-    named = message.properties["delaylevel.schema"]
-    assert named == str(SchemaRef.of("JSON", text)) != str(reference)
-    found = schemas.find(world.admin, target, SchemaRef.parse(named))
-    assert found is not None
 
 
 def test_messages_without_a_payload_are_not_lost_by_their_compression(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import warnings
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pulsar
 import pulsar.asyncio
 import pytest
-from pulsar.schema import Integer, JsonSchema, Record
 
 from delaylevel import WrapWarning, wrap
-from delaylevel.cluster.schemas import EncodedSchema
-from delaylevel.errors import BrokerUnreachableError, InvalidInputError, UnsupportedOptionError
+from delaylevel.errors import InvalidInputError, UnsupportedOptionError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer import client as producer_client
 from delaylevel.producer.client import check_pair
@@ -139,44 +135,3 @@ def test_a_producer_of_another_cluster_is_refused() -> None:
     check_pair(*pair("pulsar://a:6650", "pulsar://a:6650"))
     with pytest.raises(InvalidInputError, match=r"pulsar://a:6650, and the client to pulsar://b"):
         check_pair(*pair("pulsar://a:6650", "pulsar://b:6650"))
-
-
-# -- the registry of schemas
-
-
-class Order(Record):
-    number = Integer()
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_no_producer_opens_without_the_text_of_its_schema_in_the_registry(
-    memory_pulsar: MemoryPulsar, monkeypatch: pytest.MonkeyPatch, wrapped: bool
-) -> None:
-    """With a reference to another text, its messages would be held for ever."""
-    client, admin, schema = memory_pulsar.client(), memory_pulsar.admin, JsonSchema(Order)
-    noted = EncodedSchema("JSON", json.dumps({**json.loads(text_of(schema)), "doc": "a note"}))
-    consumer = client.subscribe("orders", "app", schema=noted)
-    assert text_of(schema) != admin.schemas(ORDERS)[0].definition
-
-    def create() -> Any:
-        if wrapped:
-            plain = client.create_producer("orders", schema=schema)
-            return wrap(plain, client, plain_producer=True)
-        return client.create_producer("orders", schema=schema, enable_delay_level_topic=True)
-
-    def away(*_: Any) -> Any:
-        raise BrokerUnreachableError("nobody answers")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(admin), "schemas", away)
-        with pytest.raises(BrokerUnreachableError):
-            create()
-    assert not admin.topic_exists(TopicName.parse("_orders-delay-level"))
-    create().send(Order(number=7), deliver_after=timedelta(days=2))
-    memory_pulsar.advance(timedelta(days=3))
-    assert json.loads(consumer.receive(0).data()) == {"number": 7}
-
-
-def text_of(schema: Any) -> str:
-    text: str = schema.schema_info().schema()
-    return text
