@@ -16,8 +16,10 @@ import pytest
 from pulsar.schema import JsonSchema, Record, String
 
 from delaylevel import Outcome, OutcomeStatus, Receipt, topics
+from delaylevel.cluster.client_parts.cores import not_stored
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import (
+    CancellationFailedError,
     DelayTooLongError,
     InvalidDelayError,
     InvalidInputError,
@@ -31,10 +33,11 @@ from delaylevel.model.outcome import place_of
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from delaylevel.testing.memory.broker import Broker
 from delaylevel.topics.outcomes import Outcomes
 from support.world import World
 
-HOUR = timedelta(hours=1)
+HOUR, AT = timedelta(hours=1), 1_900_000_000_000
 LEVELS = Levels(
     [
         PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3)),
@@ -257,6 +260,40 @@ def test_a_receipt_of_another_message_is_refused(scene: Scene, producer: Any) ->
         producer.cancel(str(receipt)[:-4])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, "name the message"),
+        ({"message_id": "x"}, "name the message"),
+        ({"deliver_at": AT}, "name the message"),
+        ({"message_id": "x", "deliver_at": 0}, "is no due time"),
+        ({"message_id": "x", "deliver_at": AT // 1000}, "multiply seconds"),
+        ({"message_id": "", "deliver_at": AT}, "1 to 512"),
+        ({"message_id": "x", "deliver_at": "soon"}, "deliver_at is milliseconds"),
+        ({"message_id": "x", "deliver_at": AT, "partition_key": 7}, "partition_key is a str"),
+        ({"receipt": 7}, "a receipt is a Receipt or its text"),
+        ({"receipt": "x"}, "is not a receipt"),
+        ({"receipt": "x", "message_id": "y"}, "both given"),
+        *(
+            ({"timeout": wrong}, "give a timedelta or seconds")
+            for wrong in (-1, timedelta(seconds=-1), "1", True, float("nan"))
+        ),
+    ],
+)
+@in_memory
+def test_wrong_arguments_are_refused(
+    scene: Scene, producer: Any, arguments: dict[str, Any], expected: str
+) -> None:
+    calls = [producer.cancel]
+    if "timeout" in arguments:
+        receipt = Receipt("old", AT, scene.topic, scene.description.topic)
+        calls, arguments = [producer.cancel, producer.fire_now], {"receipt": receipt, **arguments}
+    for call in calls:
+        with pytest.raises(InvalidInputError, match=expected):
+            call(**arguments)
+    assert scene.stored() == {}
+
+
 @in_memory
 def test_a_closed_producer_cancels_nothing(producer: Any) -> None:
     receipt = producer.schedule(b"x", deliver_after=FAR)
@@ -392,6 +429,63 @@ def test_a_message_that_cannot_be_read_back_stays_as_it_is(scene: Scene) -> None
     with pytest.raises(DelayTooLongError):
         producer.reschedule(receipt, deliver_after=timedelta(days=4))
     assert scene.stored() == before
+
+
+@pytest.mark.parametrize("world", ["memory"], indirect=True)
+def test_a_message_is_read_back_by_its_key_too(scene: Scene) -> None:
+    """One ID on two keys is two messages, which may be in one entry."""
+    due_ms = scene.world.clock.now_ms() + FAR // timedelta(milliseconds=1)
+    producer = scene.producer(batching_enabled=True)
+    for key in ("a", "b"):
+        options = {"deliver_at": due_ms, "message_id": "order-7", "partition_key": key}
+        producer.send_async(f"for {key}".encode(), None, **options)
+    producer.flush()
+    one, other = scene.stored()[DAYS]
+    assert one.position.entry_start == other.position.entry_start
+    place = place_of(scene.description.level_topic(0).partition(1).full, one.ledger, one.entry)
+    receipt = Receipt("order-7", due_ms, scene.topic, scene.description.topic, "b", place)
+    producer.reschedule(receipt, deliver_after=LATER)
+    (new,) = scene.stored()[HOURS]
+    assert (new.value, new.key) == (b"for b", "b")
+
+
+@pytest.mark.parametrize("failing", [b"new", b"cancel"])
+@in_memory
+def test_a_failed_reschedule_loses_no_message(
+    scene: Scene, producer: Any, monkeypatch: pytest.MonkeyPatch, failing: bytes
+) -> None:
+    receipt, store = producer.schedule(b"old", deliver_after=FAR), Broker.store
+
+    def refuse(broker: Broker, name: Any, messages: Any, **options: Any) -> Any:
+        if messages[0].value == failing:
+            raise pulsar.Timeout("Pulsar error: Timeout")
+        return store(broker, name, messages, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Broker, "store", refuse)
+        with pytest.raises((pulsar.Timeout, pulsar.asyncio.PulsarException)) as caught:
+            producer.reschedule(receipt, b"new", deliver_after=LATER)
+    stored = {message.value for messages in scene.stored().values() for message in messages}
+    if failing == b"new":
+        assert stored == {b"old"}, "nothing is cancelled"
+        assert not isinstance(caught.value, CancellationFailedError)
+        return
+    assert stored == {b"old", b"new"}
+    assert isinstance(caught.value, CancellationFailedError)
+    assert "its receipt is dl1" in str(caught.value)
+    for each in (receipt, Receipt.parse(caught.value.receipt)):
+        assert producer.cancel(each).status is OutcomeStatus.ACCEPTED
+
+
+@in_memory
+def test_a_topic_with_deduplication_may_tell_no_position(
+    producer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaylevel.testing.memory.producer.message_id", lambda *_: not_stored())
+    for after in (FAR, timedelta(0)):
+        found = producer.schedule(b"x", deliver_after=after)
+        assert (found.stored_at, found.sent_directly) == ("", not after)
+        assert Receipt.parse(str(found)) == found
 
 
 # -- outcomes

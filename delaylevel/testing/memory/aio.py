@@ -12,6 +12,7 @@ import pulsar
 import pulsar.asyncio
 
 from delaylevel.producer.aio import AsyncDelayLevelClient
+from delaylevel.producer.client_calls import result_of
 
 from .broker import Broker
 from .client import MemoryClient, PlainMemoryClient
@@ -86,8 +87,7 @@ def _in_asyncio(call: Callable[[], T]) -> T:
     try:
         return call()
     except pulsar.PulsarException as error:
-        result = getattr(pulsar.Result, type(error).__name__, pulsar.Result.UnknownError)
-        raise pulsar.asyncio.PulsarException(result, str(error)) from None
+        raise pulsar.asyncio.PulsarException(result_of(error), str(error)) from None
 
 
 class MemoryAsyncClient(AsyncDelayLevelClient, _PlainMemoryAsyncClient):

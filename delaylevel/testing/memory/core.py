@@ -10,6 +10,7 @@ import _pulsar
 import pulsar
 
 from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.client_calls import result_of
 
 from .broker import Broker
 from .log import Entry, Link, message_id
@@ -106,7 +107,7 @@ def asyncio_form(core: Any, name: str) -> Any:
         try:
             value = function(*given)
         except pulsar.PulsarException as error:
-            result = getattr(pulsar.Result, type(error).__name__, pulsar.Result.UnknownError)
+            result = result_of(error)
         callback(result, value) if call in _WITH_VALUE else callback(result)
 
     return run

@@ -13,6 +13,7 @@ import pulsar
 
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.client_calls import error_of, result_of
 
 from .broker import MAX_MESSAGE_BYTES, Broker, Partition
 from .core import Core, connect_all
@@ -216,9 +217,8 @@ class ProducerLink:
                 deliver_at_ms=waiting.deliver_at_ms,
             )
         except pulsar.PulsarException as error:
-            result = getattr(pulsar.Result, type(error).__name__)
             for item in items:
-                item.done(result, message_id(NO_POSITION))
+                item.done(result_of(error), message_id(NO_POSITION))
             return
         self.last_sequence_id = items[0].sequence_id  # of a batch, its first message, as in Pulsar
         for number, item in enumerate(items):
@@ -299,7 +299,7 @@ class ProducerCore(Core):
         self._broker.run_due_tasks()
         result, stored = outcomes[0]
         if result != pulsar.Result.Ok:
-            raise _error(result)
+            raise error_of(result)
         return stored
 
     def send_async(self, outgoing: OutgoingMessage, callback: Callback | None) -> None:
@@ -370,9 +370,3 @@ class ProducerCore(Core):
         if not filling:  # as in Pulsar, fill a batch before moving on to the next partition
             self._current = (self._current + 1) % count
         return self._current
-
-
-def _error(result: Any) -> Exception:
-    name = str(result).rpartition(".")[2]
-    error: Exception = getattr(pulsar, name, pulsar.PulsarException)(f"Pulsar error: {name}")
-    return error

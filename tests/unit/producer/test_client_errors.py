@@ -12,9 +12,10 @@ import pulsar
 import pulsar.asyncio
 import pytest
 
-from delaylevel import errors
+from delaylevel import Receipt, errors
 from delaylevel.producer.aio import asyncio_errors
 from delaylevel.producer.client_calls import client_errors, error_of, is_transient, result_of
+from delaylevel.producer.receipts import explained
 
 VALUES = {"name": "Timeout", "transient": True, "status": 404, "entries": 5, "reasons": {"a": 1}}
 
@@ -89,3 +90,20 @@ def test_trouble_with_the_broker_passes_and_refusals_stay() -> None:
     }
     members = pulsar.Result.__members__
     assert {name for name in passing | refused if is_transient(members[name])} == passing
+
+
+@pytest.mark.parametrize("name", ["Timeout", "AlreadyClosed", "ConnectError", "NotConnected"])
+def test_an_unknown_result_of_a_cancellation_is_not_called_a_refusal(name: str) -> None:
+    result, receipt = getattr(pulsar.Result, name), Receipt("old", 1, "orders", "levels")
+    plain = getattr(pulsar, name)(f"Pulsar error: {name}")
+    for error in (plain, pulsar.asyncio.PulsarException(result, "text")):
+        expected = pytest.raises(errors.CancellationFailedError)
+        with expected as caught, client_errors(), explained(receipt, None):
+            raise error
+        found: Any = caught.value
+        assert isinstance(found, type(plain))
+        assert isinstance(found, pulsar.asyncio.PulsarException)
+        assert "it is not known if the cancellation of message 'old' was stored" in str(found)
+        assert "twice does no harm" in str(found)
+        assert (found.error(), found.transient, found.receipt) == (result, True, "")
+        assert found.__cause__ is error

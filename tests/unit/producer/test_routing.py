@@ -1,35 +1,148 @@
-"""Tests of the options of a message that a producer refuses, with remedies.
+"""Tests of routing: options that are refused, and a fast path that is the general one, or none.
 
 Routes are in the vectors of the wire format.
 """
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from delaylevel.errors import (
+    DelayLevelError,
     DelayTooLongError,
     InvalidDelayError,
     InvalidInputError,
     UnsupportedOptionError,
 )
-from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.due_time import LATEST_DUE_MS
+from delaylevel.model.envelope import SchemaRef
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.checks import Message
-from delaylevel.producer.routing import Route, Routing
+from delaylevel.producer.routing import BUSINESS, WINDOW, Route, Routing
 from delaylevel.testing import ManualClock
-from support.fakes import describe
+
+T0 = 1_800_000_000_000
+HOUR, DAY = 3_600_000, 86_400_000
+BOUNDS = sorted(
+    {at + off for at in (0, 1000, HOUR, 23 * HOUR, DAY, 29 * DAY, 30 * DAY) for off in (-1, 0, 1)}
+)
+
+
+def routing(overflow: str, **changes: Any) -> Routing:
+    levels = Levels(
+        [
+            PartitionStrategy(maximum_delay=timedelta(days=30), overflow=overflow),
+            PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+        ]
+    )
+    description = LevelTopicDescription("orders-delay-level", levels, ("orders",), **changes)
+    return Routing(description, description.targets[0], None, ManualClock(T0))
+
+
+delays = st.one_of(st.sampled_from(BOUNDS), st.integers(-DAY, 400 * DAY))
+moments = st.one_of(
+    delays.map(lambda ms: {"deliver_at": T0 + ms}),
+    delays.map(lambda ms: {"deliver_at": datetime.fromtimestamp((T0 + ms) / 1000, timezone.utc)}),
+    delays.map(lambda ms: {"deliver_after": timedelta(milliseconds=ms)}),
+    st.tuples(delays, st.integers(-999, 999)).map(
+        lambda both: {"deliver_after": timedelta(milliseconds=both[0], microseconds=both[1])}
+    ),
+    st.sampled_from(
+        [{}, {"deliver_at": 0}, {"deliver_at": T0 // 1000}, {"deliver_at": True},
+         {"deliver_at": -1}, {"deliver_at": T0 * 1000}, {"deliver_at": "soon"},
+         {"deliver_at": datetime(2030, 1, 1)}, {"deliver_at": T0, "deliver_after": timedelta(1)}]
+    ),
+)  # fmt: skip
+names = st.sampled_from(["tenant", "delaylevel.id", "delaylevel.due", "", "x"])
+properties = st.one_of(st.none(), st.dictionaries(names, st.text(max_size=5)))
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """Return the result of a call, or the type and text of the error that it raises."""
+    try:
+        return call()
+    except DelayLevelError as error:
+        return type(error), str(error)
+
+
+@given(
+    moment=moments,
+    own=properties,
+    message_id=st.sampled_from([None, "order-7", "", "x" * 513]),
+    key=st.sampled_from([None, "k"]),
+    overflow=st.sampled_from(["reject", "recirculate"]),
+    window=st.sampled_from(list(FinalWindow)),
+    mover=st.sampled_from(list(Mover)),
+    schema=st.sampled_from([None, SchemaRef("AVRO", "0123456789abcdef")]),
+    compression=st.sampled_from([None, "LZ4"]),
+)
+def test_the_fast_path_gives_the_same_route_or_none(
+    moment: dict[str, Any],
+    own: dict[str, str] | None,
+    message_id: str | None,
+    key: str | None,
+    overflow: str,
+    window: FinalWindow,
+    mover: Mover,
+    schema: SchemaRef | None,
+    compression: str | None,
+) -> None:
+    described = routing(overflow, final_window=window, mover=mover).description
+    routes = Routing(described, described.targets[0], schema, ManualClock(T0), compression)
+    routes = routes.with_description(described)
+    arguments = (moment.get("deliver_at"), moment.get("deliver_after"), own, message_id, key)
+    message = Message(b"", own, key, message_id=message_id, **moment)
+    before = None if own is None else dict(own)
+    placed = outcome(lambda: routes.route(message))
+    found = outcome(lambda: routes.route_fast(*arguments))
+    if not isinstance(placed, Route):
+        assert found in (None, placed)
+        return
+    assert own == before  # the dict of the application is unchanged
+    usual = not any(name.startswith("delaylevel.") for name in own or ())
+    if placed.level != BUSINESS:
+        assert placed.properties is not None
+        assert placed.properties.get("delaylevel.compression") == compression
+    if mover is Mover.SERVICE and placed.level != BUSINESS and usual:
+        assert placed.properties is not None
+        longest = (
+            int(placed.properties["delaylevel.due"]) - T0 > 30 * DAY
+        )  # such a delay recirculates
+        assert longest or found is not None
+    if found is None:
+        return
+    level, partition, written = found
+    assert (level, written, None) == (placed.level, placed.properties, placed.deliver_at_ms)
+    # Without a key and an ID, any window partition is valid.
+    assume(level != WINDOW or key or message_id)
+    assert partition == placed.partition
+
+
+def test_a_due_time_beyond_the_year_9999_is_left_to_the_general_path() -> None:
+    routes = routing("reject")
+    clock = ManualClock(LATEST_DUE_MS - DAY)
+    late = Routing(routes.description, routes.description.targets[0], None, clock)
+    for moment in ((None, timedelta(days=2)), (LATEST_DUE_MS + DAY, None)):
+        assert late.route_fast(*moment, None, None, None) is None
+        with pytest.raises(InvalidDelayError, match="9999"):
+            late.route(Message(deliver_at=moment[0], deliver_after=moment[1]))
+
+
+# -- refused
 
 PARKED = {"deliver_after": timedelta(days=2)}
 UNPARKABLE = {"sequence_id": 7, "replication_clusters": ["a"], "disable_replication": True}
 
 
 def route(**arguments: Any) -> Route:
-    description = describe(365, final_window=FinalWindow.BROKER)
-    routing = Routing(description, description.targets[0], None, ManualClock(1_800_000_000_000))
-    return routing.route(Message(b"", **arguments))
+    return routing("reject", final_window=FinalWindow.BROKER).route(Message(b"", **arguments))
 
 
 @pytest.mark.parametrize(
@@ -37,9 +150,9 @@ def route(**arguments: Any) -> Route:
     [
         ({"deliver_at": datetime(2027, 2, 1)}, InvalidDelayError, "naive"),
         (
-            {"deliver_after": timedelta(days=365, milliseconds=1)},
+            {"deliver_after": timedelta(days=30, milliseconds=1)},
             DelayTooLongError,
-            "365d1ms.*365d.*maximum_delay.*recirculate.*not sent",
+            "30d1ms.*30d.*maximum_delay.*recirculate.*not sent",
         ),
         ({"message_id": "", **PARKED}, InvalidInputError, "1 to 512"),
         ({"message_id": "x" * 513}, InvalidInputError, "513"),
