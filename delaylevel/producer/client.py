@@ -174,7 +174,8 @@ class DelayLevelClient(BaseClient, pulsar.Client):
         admin_url: the address of the admin REST interface (``http://…:8080``), or those of several
             brokers (``http://one:8080,two:8080``), so that it works while one of them is away. With
             it, a producer reads the description of its level topic, and creates a missing one.
-            Without it, the level topic must exist, and only its numbers of partitions are checked.
+            Without it, the level topic must exist, under its default name or the name that the
+            producer gives, and only its numbers of partitions are checked.
         admin: an existing admin client, instead of ``admin_url``.
         admin_token: the token for the admin interface, or a function that returns it. By default,
             the admin interface gets the credentials of ``authentication`` if that is an

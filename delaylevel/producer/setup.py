@@ -40,7 +40,7 @@ from delaylevel.model.level_topic import (
     LevelTopicDescription,
     Mover,
     Role,
-    default_level_topics,
+    default_level_topic,
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy, as_levels
 from delaylevel.model.topic_name import TopicName
@@ -93,71 +93,46 @@ def _look(admin: TopicAdmin, target: str, description: LevelTopicDescription) ->
         log.debug("level topic %s: %r", description.topic, error)
 
 
-class PartitionCounts:
-    """Numbers of partitions of topics, as the Pulsar client reports them."""
+def found_by_counts(
+    partitions_of: Callable[[str], Sequence[str]], description: LevelTopicDescription
+) -> LevelTopicDescription:
+    """Return a level topic with its number of window partitions, if those of its levels are right.
 
-    def __init__(self, partitions_of: Callable[[str], Sequence[str]]) -> None:
-        self._partitions_of = partitions_of
+    Args:
+        partitions_of: function that returns the partitions of a topic, as the Pulsar client does.
+    """
 
-    def choose(self, wanted: LevelTopicDescription, names: Sequence[str]) -> LevelTopicDescription:
-        """Return the level topic that exists under one of the names, checked by its counts."""
-        # All names are looked at. Some brokers create a topic that a client looks up, so a topic
-        # that exists is a level topic only if the counts of its member topics are right, too.
-        candidates = [replace(wanted, topic=name) for name in names]
-        found: list[LevelTopicDescription] = []
-        problems: list[tuple[bool, Exception]] = []
-        for candidate in candidates:
-            try:
-                found.append(self._checked(candidate))
-            except LevelTopicError as error:
-                problems.append((self._count(candidate.topic) == 0, error))
-            except pulsar.PulsarException as error:
-                if len(candidates) == 1:
-                    raise
-                problems.append((True, error))  # for example, no rights on a topic of this name
-        if len(found) > 1:
-            both = " and ".join(item.topic for item in found)
-            raise LevelTopicError(
-                f"{both} exist with these partitions, and without an admin_url a producer does not "
-                f"know which one is the level topic of {wanted.targets[0]}: name it "
-                "(delay_level_topic=…)"
-            )
-        if found:
-            return found[0]
-        # Of a level topic with other levels, the counts tell what is wrong.
-        raise min(problems, key=lambda problem: problem[0])[1]
-
-    def _checked(self, description: LevelTopicDescription) -> LevelTopicDescription:
-        """Check the counts of the levels; return the description with the window's count."""
-        for level in description.levels:
-            topic = description.level_topic(level.index).full
-            count = self._count(topic)
-            if count != level.partitions:
-                has = f"has {count} partitions" if count else "does not exist or is not partitioned"
-                raise LevelTopicError(
-                    f"level topic {topic} {has}; the strategy ({description.levels}) needs "
-                    f"{level.partitions}. Create it with `{creation_command(description)}`; if it "
-                    "was expanded, name the longer maximum_delay; or give the client an admin_url, "
-                    "so that it can read and create level topics"
-                )
-        if description.final_window is not FinalWindow.TRACKER:
-            return description
-        topic = description.window_topic.full
-        count = self._count(topic)
-        if not count:
-            raise LevelTopicError(
-                f"window topic {topic} does not exist or is not partitioned: name the final_window "
-                f"of level topic {description.topic} (final_window='broker'), or give the client "
-                "an admin_url, so that it can read it"
-            )
-        return replace(description, window_partitions=count)
-
-    def _count(self, topic: str) -> int:
+    def count(topic: str) -> int:
         try:
-            found = list(self._partitions_of(topic))
+            found = list(partitions_of(topic))
         except pulsar.TopicNotFound:
             return 0  # the answer for a namespace that does not exist
         return 0 if found == [topic] else len(found)
+
+    for level in description.levels:
+        topic = description.level_topic(level.index).full
+        partitions = count(topic)
+        if partitions != level.partitions:
+            missing = "does not exist or is not partitioned"
+            has = f"has {partitions} partitions" if partitions else missing
+            raise LevelTopicError(
+                f"level topic {topic} {has}; the strategy ({description.levels}) needs "
+                f"{level.partitions}. Create it with `{creation_command(description)}`; if it has "
+                "another name, give delay_level_topic; if it was expanded, name the longer "
+                "maximum_delay; or give the client an admin_url, so that it can read and create "
+                "level topics"
+            )
+    if description.final_window is not FinalWindow.TRACKER:
+        return description
+    topic = description.window_topic.full
+    partitions = count(topic)
+    if not partitions:
+        raise LevelTopicError(
+            f"window topic {topic} does not exist or is not partitioned: name the final_window "
+            f"of level topic {description.topic} (final_window='broker'), or give the client "
+            "an admin_url, so that it can read it"
+        )
+    return replace(description, window_partitions=partitions)
 
 
 def creation_command(description: LevelTopicDescription) -> str:
@@ -369,9 +344,8 @@ def prepare(
         raise as_client_error(error, pulsar.Result.InvalidTopicName) from None
     strategy = choice.partition_strategy
     configured = None if strategy is None else as_levels(strategy)
-    names = (level_topic,) if level_topic else default_level_topics(target, level_namespace)
     wanted = LevelTopicDescription(
-        topic=names[0],
+        topic=level_topic or default_level_topic(target, level_namespace),
         levels=configured or as_levels(PartitionStrategy()),
         targets=(target,),
         mover=Mover(choice.mover),
@@ -380,7 +354,7 @@ def prepare(
     describe = None
     missing = False
     if admin is None:
-        description = PartitionCounts(partitions_of).choose(wanted, names)
+        description = found_by_counts(partitions_of, wanted)
     else:
         if level_topic is None:
             wanted = replace(wanted, topic=registry.default_name(admin, target, level_namespace))
