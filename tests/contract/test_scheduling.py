@@ -205,14 +205,6 @@ def test_a_message_without_an_id_is_cancelled_where_it_was_found(
     assert (new.value, new.properties[env.REPLACES]) == (b"x", own_id)
 
 
-def test_a_cancellation_after_the_due_time_goes_to_the_window(scene: Scene, producer: Any) -> None:
-    due_ms = scene.world.clock.now_ms() - 5000
-    outcome = producer.cancel(message_id="mine", deliver_at=due_ms, timeout=0.1)
-    assert outcome.status is OutcomeStatus.ACCEPTED
-    ((topic, records),) = scene.stored().items()
-    assert (topic, records[0].properties[env.ID]) == (WINDOW, "mine")
-
-
 def test_a_message_that_was_due_at_once_cannot_be_cancelled(scene: Scene, producer: Any) -> None:
     past_ms = scene.world.clock.now_ms() - 5000
     for options in ({"deliver_at": past_ms}, {"deliver_after": timedelta(0)}):

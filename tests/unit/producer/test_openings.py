@@ -273,19 +273,6 @@ def test_a_producer_that_opens_after_the_end_is_closed(door_of: Open, openings: 
     assert level.stored == []
 
 
-@in_threads
-def test_a_full_queue_waits_for_room(door_of: Open, openings: Openings) -> None:
-    door = door_of(**NO_ROOM)
-    sends = [door.send(b"1"), door.send(b"2")]
-    calls = threading.Thread(target=door.wait_for_calls)
-    calls.start()
-    calls.join(0.05)
-    assert calls.is_alive()
-    level = openings.end()
-    assert flushed(door, *sends) == [Result.Ok] * 2
-    assert level.stored == [b"1", b"2"]
-
-
 # -- cancelled calls, turns in a queue and event loops of the asyncio producer
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import delaylevel
-from delaylevel.testing import MemoryPulsar
 
 ROOT = Path(delaylevel.__file__).parents[1]
 
@@ -77,12 +76,6 @@ REMINDER = """
         assert memory_pulsar.level_topics() == []
 """
 HEAVY = ("pulsar", "_pulsar", "pydantic", "numpy", "urllib3", "delaylevel.testing.pulsar")
-
-
-def test_the_fixture_of_the_plugin_is_an_in_memory_pulsar(memory_pulsar: MemoryPulsar) -> None:
-    assert isinstance(memory_pulsar, MemoryPulsar)
-    client = memory_pulsar.client()
-    assert client.admin is memory_pulsar.admin
 
 
 def test_the_entry_point_is_enough(installed: Path, tmp_path: Path) -> None:
