@@ -64,7 +64,7 @@ from .routing import (
     Routing,
     check_not_expired,
 )
-from .setup import ProducerSetup, window_producer_settings
+from .setup import ProducerSetup
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -125,8 +125,7 @@ class BaseProducer:
         self._admin = setup.admin
         self._reading = setup.reading
         self._settings = setup.level_settings
-        window_settings = setup.window_settings
-        self._window_settings = window_settings or window_producer_settings(setup.level_settings)
+        self._window_settings = setup.window_settings or setup.level_settings
         # Guards the partitions.
         self._lock = threading.Lock()
         self._parked: dict[tuple[int, int], PartitionProducer] = {}

