@@ -56,7 +56,7 @@ from .client_calls import (
 from .partition import PartitionProducer
 from .routing import Route, Routing
 from .scheduling import Scheduling
-from .setup import LevelTopicChoice, ProducerSetup, given_options
+from .setup import ProducerSetup, given_options, taken_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -457,15 +457,13 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
         self, topic: str, *args: Any, enable_delay_level_topic: bool = False, **kwargs: Any
     ) -> Any:
         """Create a producer; arguments and errors are those of the synchronous client."""
+        choice = taken_choice(kwargs)
         if not enable_delay_level_topic:
             return await super().create_producer(topic, *args, **kwargs)
-        chosen = {name: kwargs.pop(name) for name in LevelTopicChoice._fields if name in kwargs}
         options = given_options(ASYNCIO_CREATE_PRODUCER, topic, args, kwargs, OWN_OPTIONS)
         await check_create_producer(topic, options)
         with asyncio_errors():
-            setup = await in_thread(
-                partial(self._prepare, topic, options, LevelTopicChoice(**chosen))
-            )
+            setup = await in_thread(partial(self._prepare, topic, options, choice))
             if setup.warning:
                 warnings.warn(setup.warning, stacklevel=2)
             business = await open_producer(self, topic, **options)

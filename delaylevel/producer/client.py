@@ -42,6 +42,7 @@ from .setup import (
     StrategyArgument,
     given_options,
     prepare,
+    taken_choice,
 )
 
 if TYPE_CHECKING:
@@ -216,18 +217,7 @@ class DelayLevelClient(BaseClient, pulsar.Client):
     ) -> DelayLevelProducer: ...
 
     def create_producer(
-        self,
-        topic: str,
-        *args: Any,
-        enable_delay_level_topic: bool = False,
-        delay_level_topic: str | None = None,
-        delay_level_namespace: str | None = None,
-        partition_strategy: StrategyArgument = None,
-        mover: Mover | str = Mover.SERVICE,
-        final_window: FinalWindow | str = FinalWindow.TRACKER,
-        create_level_topic: bool = True,
-        max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
-        **kwargs: Any,
+        self, topic: str, *args: Any, enable_delay_level_topic: bool = False, **kwargs: Any
     ) -> Any:
         """Create a producer; every argument of ``pulsar.Client.create_producer`` is accepted.
 
@@ -260,15 +250,7 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             pulsar.PulsarException: the broker refused. Our own errors about the broker are of this
                 class, too. No level topic was created in any of these cases.
         """
-        choice = LevelTopicChoice(
-            delay_level_topic,
-            delay_level_namespace,
-            partition_strategy,
-            mover,
-            final_window,
-            create_level_topic,
-            max_message_size,
-        )
+        choice = taken_choice(kwargs)
         if not enable_delay_level_topic:
             return super().create_producer(topic, *args, **kwargs)
         options = given_options(CREATE_PRODUCER, topic, args, kwargs, OWN_OPTIONS)

@@ -299,6 +299,12 @@ class LevelTopicChoice(NamedTuple):
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
 
 
+def taken_choice(arguments: dict[str, Any]) -> LevelTopicChoice:
+    """Take the arguments of ``create_producer`` that choose the level topic from the others."""
+    fields = LevelTopicChoice._fields
+    return LevelTopicChoice(**{name: arguments.pop(name) for name in fields if name in arguments})
+
+
 def prepare(
     topic: str,
     options: Mapping[str, Any],
