@@ -291,6 +291,15 @@ class TopicAdmin(Protocol):
     def within(self, timeout_s: float) -> TopicAdmin:
         """Return the same interface for callers that wait no longer than this for an answer."""
 
+    def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
+        """Return a partition's ledgers, and its number of entries since the broker opened it."""
+
+    def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
+        """Return the number of messages published to each partition since the broker opened it.
+
+        A topic without partitions counts as its own partition; a missing topic has none.
+        """
+
     def topic_exists(self, topic: TopicName) -> bool:
         """Return true if the topic exists, partitioned or not; never create it.
 

@@ -19,8 +19,6 @@ from typing import NamedTuple, TypeAlias
 from delaylevel.model.message import ParkedMessage
 from delaylevel.topics.scan import Window
 
-# The first rows of this many messages or more are read from a window that the estimate selects.
-_LARGE_BACKLOG = 50_000
 _MARGIN = 500
 
 
@@ -154,13 +152,13 @@ class Distribution:
 def leading_window(partitions: Iterable[Distribution], due: Window, limit: int) -> Window | None:
     """Return the beginning of a window of due times that probably has ``limit`` messages.
 
-    None if the whole window should be read, because few messages are pending anyway.
+    None if the whole window should be read.
     """
     found = Distribution()
     for one in partitions:
         found.merge(one)
     last_ms = found.last_due_ms
-    if last_ms is None or found.total < _LARGE_BACKLOG:
+    if last_ms is None:
         return None
     first_ms = due.from_ms if due.from_ms is not None else 0
     end_ms = last_ms if due.before_ms is None else min(last_ms, due.before_ms)

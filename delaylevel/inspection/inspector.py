@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
@@ -21,9 +22,9 @@ from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange
 from .distribution import Distribution, leading_window
 from .horizon import Horizon, build, by_part, edges
 from .live import LiveDispatchers
-from .sampling import is_small, sample
+from .sampling import sample
 from .selection import CHUNK, ReadProgress, Selection, read_in_parallel, without_cancelled
-from .snapshot import CountingAdmin, PendingSnapshot, observe, own_topic, take_snapshot
+from .snapshot import PendingSnapshot, observe, own_topic, take_snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +64,7 @@ class Inspector:
     def __init__(
         self,
         client: Any,
-        admin: CountingAdmin,
+        admin: TopicAdmin,
         topic: str,
         *,
         target: str | None = None,
@@ -135,14 +136,14 @@ class Inspector:
         """
         now_ms = self._clock.now_ms()
         snapshot = self._snapshot(now_ms)
-        counts = exact or is_small(snapshot)
-        found = self._count(snapshot, edges(now_ms)) if counts else self._sample(snapshot)
-        parts = by_part(self.description, found)
-        return build(self.description.topic, now_ms, parts, exact=counts, target=self.target)
-
-    @staticmethod
-    def _sample(snapshot: PendingSnapshot) -> Iterator[tuple[PendingRange, Distribution]]:
-        return zip(snapshot.ranges, sample(snapshot), strict=True)
+        sampled = None if exact else sample(snapshot)
+        found: Iterable[tuple[PendingRange, Distribution]]
+        if sampled is None:
+            found = self._count(snapshot, edges(now_ms))
+        else:
+            found = zip(snapshot.ranges, sampled, strict=True)
+        parts, counted = by_part(self.description, found), sampled is None
+        return build(self.description.topic, now_ms, parts, exact=counted, target=self.target)
 
     def _count(
         self, snapshot: PendingSnapshot, edges_ms: Sequence[int]
@@ -226,8 +227,8 @@ class Inspector:
         if limit and chosen == Selection(chosen.due):
             # The first rows of many messages are read from the range that the estimate selects,
             # and from the whole range only if that had too few.
-            snapshot = self._snapshot(self._clock.now_ms())
-            window = leading_window(sample(snapshot), chosen.due, limit)
+            sampled = sample(self._snapshot(self._clock.now_ms()))
+            window = None if sampled is None else leading_window(sampled, chosen.due, limit)
             if window is not None:
                 first = list(ordered(self._read, Selection(window), names, limit))
                 if sum(map(len, first)) == limit:

@@ -46,20 +46,16 @@ _EVENT_TIME_BYTES = 7
 _COUNTED = 8_000
 
 
-def is_small(snapshot: PendingSnapshot) -> bool:
-    """Return True if counting all messages of a snapshot takes no longer than sampling them."""
-    sizes = _sizes(snapshot)
-    return sum(len(entries) * (mean or LARGEST_BATCH) for entries, mean, _ in sizes) <= _COUNTED
+def sample(snapshot: PendingSnapshot) -> list[Distribution] | None:
+    """Return the estimated distribution of each range of a snapshot, in their order.
 
-
-def sample(snapshot: PendingSnapshot) -> list[Distribution]:
-    """Return the estimated distribution of each range of a snapshot, in their order."""
-    ranges = snapshot.ranges
-    if not ranges:
-        return []
+    None if counting all messages takes no longer than sampling them.
+    """
+    ranges, sizes = snapshot.ranges, list(_sizes(snapshot))
+    if sum(len(entries) * (mean or LARGEST_BATCH) for entries, mean, _ in sizes) <= _COUNTED:
+        return None
     samplers = [
-        _RangeSampler(snapshot, item, *size)
-        for item, size in zip(ranges, _sizes(snapshot), strict=True)
+        _RangeSampler(snapshot, item, *size) for item, size in zip(ranges, sizes, strict=True)
     ]
     # The first sample of a range shows the size of its entries, and so which to sample next.
     in_parallel(lambda sampler: sampler.sample(0), samplers)

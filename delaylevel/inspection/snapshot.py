@@ -6,34 +6,20 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any
 
-from delaylevel.cluster.port import LedgerInfo, TopicAdmin
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
 from delaylevel.model.envelope import TARGET, due_of, is_control
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import RawMessage, properties_of, text_of
 from delaylevel.model.position import Position, SourcePartition
-from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window, pending_ranges
 
 from .cancelled import CancelledMessages, cancelled_due_ms, is_cancellation
 from .distribution import Messages, Observation
 from .live import LiveDispatchers
 from .window import StoredRule, broker_window, live_window, tracker_window
-
-
-class CountingAdmin(TopicAdmin, Protocol):
-    """A cluster that counts messages and entries."""
-
-    def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
-        """Return a partition's ledgers, and its entries since the broker opened it."""
-
-    def messages_in(self, topic: TopicName) -> Mapping[TopicName, int]:
-        """Return the number of messages of each partition since the broker opened it.
-
-        A topic without partitions is its only one. The result is empty if there is no topic.
-        """
 
 
 @dataclass(frozen=True)
@@ -74,7 +60,7 @@ class PendingSnapshot:
     """
 
     client: Any
-    admin: CountingAdmin
+    admin: TopicAdmin
     description: LevelTopicDescription
     target: str | None
     ranges: Sequence[PendingRange]
@@ -118,7 +104,7 @@ class PendingSnapshot:
 
 def take_snapshot(
     client: Any,
-    admin: CountingAdmin,
+    admin: TopicAdmin,
     description: LevelTopicDescription,
     now_ms: int,
     *,

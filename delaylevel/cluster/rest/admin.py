@@ -341,10 +341,6 @@ class Admin(TopicAdmin):
         return {index: _partition_stats(stats) for index, stats in found.items()}
 
     def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
-        """Return the number of messages published to each partition since the broker opened it.
-
-        A topic without partitions counts as its own partition; a missing topic has none.
-        """
         try:
             reported = self._stats_of_all(topic, {})
             found = {topic.partition(index): stats for index, stats in reported.items()}
@@ -408,7 +404,6 @@ class Admin(TopicAdmin):
         return _ledgers(self.internal_stats(partition))
 
     def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
-        """Return a partition's ledgers, and its number of entries since the broker opened it."""
         value = self.internal_stats(partition)
         return _ledgers(value), int(value.get("entriesAddedCounter", 0))
 

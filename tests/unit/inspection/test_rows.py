@@ -146,7 +146,7 @@ def test_an_error_during_a_read_keeps_its_message(
 
 
 def test_a_limit_avoids_reading_all_rows(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delaylevel.inspection.distribution._LARGE_BACKLOG", 100)
+    monkeypatch.setattr("delaylevel.inspection.sampling._COUNTED", 100)
     monkeypatch.setattr("delaylevel.inspection.distribution._MARGIN", 5)
     pending, read = filled(400), list[int]()
     look = pending.look(slack_ms=60_000, tell=read.append)

@@ -93,6 +93,7 @@ def test_the_estimate_is_true_for_unequal_batches(
     ]
     random.seed(seed)
     found = sampling.sample(Partitions(batches))  # type: ignore[arg-type]
+    assert found is not None
     total = sum(map(sum, batches))
     assert sum(one.total for one in found) == pytest.approx(total, rel=0.05)
     for one, sizes in zip(found, batches, strict=True):
