@@ -8,8 +8,9 @@ from datetime import datetime, timedelta, timezone
 from typing import Protocol
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-# A smaller difference is a pause between two reads, or a correction that every host tolerates.
-_STEP_MS = 1000
+#: A smaller step of a wall clock, compared with its monotonic clock, is a pause between two reads,
+#: or a correction that every host tolerates. A suspended machine looks like a larger one.
+STEP_MS = 1000
 # Time after which a step forward counts as a correction.
 _LASTING_S = 10.0
 
@@ -36,30 +37,6 @@ class SystemClock:
         return time.monotonic()
 
 
-class StepDetector:
-    """Detector of steps of a wall clock, by comparison with its monotonic clock.
-
-    A step is a correction of the wall clock, forward or back. A machine that was suspended looks
-    the same, because its monotonic clock stops meanwhile.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._offset_ms = clock.now_ms() - 1000 * clock.monotonic_s()
-
-    def read(self) -> tuple[int, bool]:
-        """Return the present time, and True if the wall clock has stepped since the last step.
-
-        The time is the one that was compared: a step after this call is found by the next call.
-        """
-        now_ms = self._clock.now_ms()
-        offset_ms = now_ms - 1000 * self._clock.monotonic_s()
-        if abs(offset_ms - self._offset_ms) <= _STEP_MS:
-            return now_ms, False
-        self._offset_ms = offset_ms
-        return now_ms, True
-
-
 class SteadyClock:
     """A wall clock that follows a step forward only once it has lasted.
 
@@ -83,7 +60,7 @@ class SteadyClock:
         passed_s, now_ms = self.monotonic_s(), self._now_ms()
         offset_ms = now_ms - 1000 * passed_s
         since_s = self._ahead_since_s
-        if offset_ms - self._offset_ms > _STEP_MS:
+        if offset_ms - self._offset_ms > STEP_MS:
             if since_s is None:
                 self._ahead_since_s = since_s = passed_s
             if passed_s - since_s < _LASTING_S:

@@ -32,7 +32,7 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import LedgerInfo, TopicAdmin
 from delaylevel.cluster.reader import EntryRange, PartitionReader, entry_times
 from delaylevel.errors import BrokerError
-from delaylevel.model.clock import Clock, StepDetector
+from delaylevel.model.clock import STEP_MS, Clock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
@@ -66,20 +66,26 @@ class NextChecks:
     These times are computed from publish times, so they are times of the wall clock. When it steps,
     all of them are discarded: a time that was computed by a clock that is ahead could be weeks too
     late, and a clock that was set back reaches it too late.
+
+    Attributes:
+        stepped: True if the wall clock has stepped since the pass before.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.stepped = False
-        self._steps = StepDetector(clock)
+        self._clock = clock
+        self._offset_ms = clock.now_ms() - 1000 * clock.monotonic_s()
         self._times_ms: dict[str, int] = {}
         self._now_ms = 0
 
     def start_pass(self) -> int:
         """Return the present time for a pass, ms since the epoch, and look for a step."""
-        now_ms, self.stepped = self._steps.read()
+        now_ms = self._now_ms = self._clock.now_ms()
+        offset_ms = now_ms - 1000 * self._clock.monotonic_s()
+        self.stepped = abs(offset_ms - self._offset_ms) > STEP_MS
         if self.stepped:
+            self._offset_ms = offset_ms
             self._times_ms.clear()
-        self._now_ms = now_ms
         return now_ms
 
     def __getitem__(self, topic: str) -> int:

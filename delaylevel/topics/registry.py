@@ -207,10 +207,7 @@ def find(admin: TopicAdmin, topic: str) -> LevelTopicDescription | None:
 
 def read_again(admin: TopicAdmin, level_topic: str) -> LevelTopicDescription:
     """Return the description of a level topic by one request; errors as for `describe`."""
-    metadata = members.metadata_of(admin, TopicName.parse(level_topic))
-    properties = {} if metadata is None else metadata.properties
-    described = LevelTopicDescription.from_properties(level_topic, properties)
-    return described or describe(admin, level_topic)  # it raises the error for what is there
+    return find(admin, level_topic) or describe(admin, level_topic)
 
 
 def default_name(admin: TopicAdmin, business_topic: str, namespace: str | None = None) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
+from delaylevel.model.clock import instant_ms
 from delaylevel.model.formatting import exact_duration, format_duration, parse_iso
 
 
@@ -48,3 +51,8 @@ def test_times_with_any_number_of_decimals(text: str, ms: int) -> None:
 def test_texts_that_are_no_times(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_iso(text)
+
+
+def test_naive_instants_are_refused() -> None:
+    with pytest.raises(ValueError, match="2026-03-01T00:00:00 has no time zone"):
+        instant_ms(datetime(2026, 3, 1))

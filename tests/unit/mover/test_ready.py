@@ -514,6 +514,19 @@ def test_a_check_that_is_due_at_once_says_nothing_of_the_first_message() -> None
     assert [checks[topic] for topic in ("behind", "at rest", "new")] == [0, T0 + 1, 0]
 
 
+@pytest.mark.parametrize("step_s", [60, -60, 2, -2, 0.25])
+def test_the_checks_are_forgotten_when_the_wall_clock_steps(step_s: float) -> None:
+    clock = ManualClock(T0)
+    checks = NextChecks(clock)
+    for number in range(5):
+        checks["at rest"] = clock.now_ms() + 10 * DAY
+        clock.step(timedelta(seconds=step_s))
+        clock.advance(timedelta(hours=1))
+        assert checks.start_pass() == clock.now_ms()
+        # Many small corrections are a step, too.
+        assert checks.stepped == (checks["at rest"] == 0) == (abs(step_s) > 1 or number == 4)
+
+
 def waiting(number: int, due_ms: int, lead_ms: int = 1000) -> ReadyRange:
     topic = f"partition-{number}"
     source = replace(partition(9000), topic=topic, partition=number, lead_ms=lead_ms)
