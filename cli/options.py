@@ -17,7 +17,7 @@ from delaylevel.errors import ConfigError
 from delaylevel.model.clock import duration_ms, instant_ms
 from delaylevel.model.delivery import Delivery, check_mover_delivery
 from delaylevel.model.formatting import parse_duration, parse_iso
-from delaylevel.model.level_topic import Expired, FinalWindow, MissingTarget, Mover
+from delaylevel.model.level_topic import Expired, FinalWindow, Mover
 from delaylevel.model.strategy import PartitionBy
 from delaylevel.model.topic_name import parse_namespace
 
@@ -200,12 +200,6 @@ attribute = functools.partial(
     "--attribute",
     metavar="ATTRIBUTE",
     help="Attribute of pending messages for live queries: size, delay, or a numeric property.",
-)
-on_missing_target = functools.partial(
-    click.option,
-    "--on-missing-target",
-    type=OneOf(MissingTarget),
-    help="Action for messages whose business topic does not exist.",
 )
 expire_after = functools.partial(
     click.option,

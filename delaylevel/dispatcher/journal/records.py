@@ -227,8 +227,7 @@ class DispositionKind(IntEnum):
 
     CANCELLED = 1
     HELD = 2
-    DROPPED = 3
-    EXPIRED = 4
+    EXPIRED = 3
 
 
 class Disposition(NamedTuple):

@@ -30,7 +30,6 @@ from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
     Expired,
     LevelTopicDescription,
-    MissingTarget,
     Role,
 )
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
@@ -93,8 +92,7 @@ def setting(**values: Any) -> Change:
 
 
 CHANGES: dict[str, Change] = {
-    "drop": setting(on_missing_target=MissingTarget.DROP),
-    "dead letter": setting(on_missing_target=MissingTarget.DEAD_LETTER),
+    "treatment": setting(expired=Expired.DEAD_LETTER),
     "expiry": setting(expire_after_ms=7),
     "expiry and treatment": setting(expire_after_ms=9, expired=Expired.DEAD_LETTER),
     "amount": setting(attribute="amount"),
@@ -190,7 +188,7 @@ def test_a_later_format_refuses_every_use(memory: MemoryPulsar) -> None:
         lambda: topics.find(memory.admin, WANTED.topic),
         lambda: topics.describe(memory.admin, WANTED.topic),
         lambda: topics.create(memory.admin, WANTED),
-        lambda: change_settings(memory.admin, WANTED.topic, on_missing_target=MissingTarget.DROP),
+        lambda: change_settings(memory.admin, WANTED.topic, attribute="amount"),
         lambda: memory.client().create_producer(
             "orders",
             enable_delay_level_topic=True,
