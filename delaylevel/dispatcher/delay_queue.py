@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,31 +138,6 @@ class RecentReleases:
         return found
 
 
-class AwaitedIds:
-    """A set of IDs that counts repetitions, which are rare."""
-
-    def __init__(self) -> None:
-        self.ids = RemovableIds()
-        self._again: Counter[Identity] = Counter()
-
-    def add(self, ids: IdColumns) -> None:
-        """Add each ID once more."""
-        unseen = ids.unseen_in([self.ids])
-        ids.at(unseen).save_in(self.ids)
-        self._again.update(ids.at(~unseen).identities())
-
-    def remove(self, ids: IdColumns) -> None:
-        """Remove each ID once; one that is missing does no harm."""
-        last = np.ones(ids.numbers.size, dtype=np.bool_)
-        for row, identity in enumerate(ids.identities() if self._again else ()):
-            if identity in self._again:
-                last[row] = False
-                self._again[identity] -= 1
-                if not self._again[identity]:
-                    del self._again[identity]
-        ids.at(last).remove_from(self.ids)
-
-
 @dataclass(slots=True)
 class CancelRequest:
     """A cancellation, with its outcome once it is decided.
@@ -217,9 +192,10 @@ class Cancellations:
         self._unproven: list[CancelRequest] = []
         # By the message that is being published, or was perhaps.
         self._awaited: dict[Identity, list[CancelRequest]] = {}
-        # IDs for which cancellations wait among the pending messages. Two for one ID may differ in
-        # the due time: the first one that ends must not end the wait of the other one.
-        self._early = AwaitedIds()
+        # IDs for which cancellations wait among the pending messages, with their numbers. Two for
+        # one ID may differ in the due time: the first one that ends must not end the wait of the
+        # other one.
+        self._early: Counter[Identity] = Counter()
         # IDs of pending messages that an earlier owner may have sent or set aside.
         self._unclear = RemovableIds()
 
@@ -242,10 +218,9 @@ class Cancellations:
         unclear = index[self._are_unclear(due_ms, positions, records, index)]
         if unclear.size:
             IdColumns.of(records, unclear).save_in(self._unclear)
-        if not len(self._early.ids):
-            return
-        early = IdColumns.of(records, index).seen_in(self._early.ids)
-        for each in index[early].tolist():
+        for each in index.tolist() if self._early else ():
+            if records[each][:2] not in self._early:
+                continue
             message = WindowMessage._make(as_plain(records[each])[: len(WindowMessage._fields)])
             self.add(Cancellation(*message[:4], message.message_id, message.key), None)
 
@@ -368,9 +343,10 @@ class Cancellations:
             else:
                 reason = f"no such message was there {self._grace_ms} ms after its due time"
                 end(request, OutcomeStatus.UNKNOWN, reason)
-        ended = [each.cancellation for each in decided if each.waited]
-        if ended:
-            self._early.remove(IdColumns.of(ended))
+        for identity in (each.cancellation[:2] for each in decided if each.waited):
+            self._early[identity] -= 1
+            if self._early[identity] <= 0:
+                del self._early[identity]
         self._keep(early)
         if not revoked:
             return [], decided
@@ -389,8 +365,7 @@ class Cancellations:
 
     def answered(self, positions: Int64s) -> Answered:
         """Return the record of cancellations whose outcomes are stored, and release them."""
-        record = Answered(positions)
-        self._state.apply(record)
+        record = self._state.apply(Answered(positions))
         self._open.discard(positions)
         return record
 
@@ -403,7 +378,7 @@ class Cancellations:
                 np.array([each.position for each in found], dtype=np.int64),
                 [tuple(each.cancellation) for each in found],
             )
-            self._early.add(IdColumns.of([each.cancellation for each in found]))
+            self._early.update(each.cancellation[:2] for each in found)
             self.waiting += len(found)
 
     # -- out of the queue
@@ -602,60 +577,53 @@ class DelayQueue:
             raise InvalidInputError(f"target {target} has an intent from before the takeover")
         ids = IdColumns.of(batch.records)
         self._launch(batch, ids)
-        intent = Intent(batch.number, batch.positions, ids, target, first)
-        self.state.apply(intent)
-        return intent
+        return self.state.apply(Intent(batch.number, batch.positions, ids, target, first))
 
-    def commit(self, number: int, held: npt.ArrayLike, at_ms: int) -> Released | Commit:
-        """Release a launched batch whose messages are all confirmed; return the record of that.
+    def commit(
+        self, numbers: Sequence[int], held: Int64s, at_ms: int | Int64s
+    ) -> Released | Commit:
+        """Release launched batches whose messages are all confirmed; return the record of that.
 
-        Batches may be committed in any order.
+        Batches may be committed in any order. One with an intent has a record of its own; those
+        without share one, which costs as much as a message.
 
         Args:
             held: packed positions of the messages that were set aside and may come back.
-            at_ms: time of the release, ms since the epoch.
+            at_ms: time of the release of all messages or of each, ms since the epoch.
         """
-        batch, ids = self.open.launched[number]
-        held_positions = np.asarray(held, dtype=np.int64)
-        record: Released | Commit = Released(batch.positions, ids, held_positions)
-        if number in self.state.open_intents:
-            record = Commit(number, held_positions)
-        self._release(record, [number], batch.positions, ids, at_ms)
-        return record
-
-    def commit_all(self, numbers: Sequence[int], at_ms: Int64s) -> Released:
-        """Release launched batches without sequence IDs, none of whose messages may come back.
-
-        The record is one for all of them, and costs as much as a message. There is a time for each
-        message. Otherwise as `commit`.
-        """
-        batches, columns = zip(*map(self.open.launched.__getitem__, numbers), strict=True)
-        positions = np.concatenate([batch.positions for batch in batches])
-        record = Released(positions, IdColumns.join(columns), positions[:0])
-        self._release(record, numbers, positions, record.ids, at_ms)
+        batches, columns = zip(*map(self.open.launched.pop, numbers), strict=True)
+        positions = np.concatenate([each.positions for each in batches])
+        ids = IdColumns.join(columns)
+        record: Released | Commit = Released(positions, ids, held)
+        if numbers[0] in self.state.open_intents:
+            (number,) = numbers
+            record = Commit(number, held)
+        self.state.apply(record)
+        self._releases.add(ids, at_ms)
+        self._launched -= positions.size
+        self.open.discard(positions)
+        self._forget(ids)
         return record
 
     def dispose(self, number: int, kind: DispositionKind, index: Sequence[int]) -> Disposition:
         """Return the record of messages that are not published, to precede their commit."""
         _, ids = self.open.launched[number]
-        record = Disposition(kind, 0, ids.at(np.asarray(index, dtype=np.int64)))
-        self.state.apply(record)
-        return record
+        return self.state.apply(Disposition(kind, 0, ids.at(np.asarray(index, dtype=np.int64))))
 
     def refuse(self, positions: Int64s) -> Refused:
         """Return the record of messages that will be set aside, to be confirmed before they are."""
-        record = Refused(positions)
-        self.state.apply(record)
-        return record
+        return self.state.apply(Refused(positions))
 
     def pause(self, target: str) -> Paused:
         """Return the record of a paused target whose first message waits."""
-        return self._pause({**self.state.paused, target: self.state.sent_until_ms})
+        return self.state.apply(Paused({**self.state.paused, target: self.state.sent_until_ms}))
 
     def resume(self, targets: Collection[str]) -> Paused | None:
         """Return the record to be confirmed before messages are sent to targets; None for none."""
         rest = {name: at for name, at in self.state.paused.items() if name not in targets}
-        return None if len(rest) == len(self.state.paused) else self._pause(rest)
+        if len(rest) == len(self.state.paused):
+            return None
+        return self.state.apply(Paused(rest))
 
     def refused_earlier(self, batch: DueBatch) -> list[int]:
         """Return the indices of the messages that their target refused before a takeover."""
@@ -683,9 +651,7 @@ class DelayQueue:
         position = self.open.low_watermark()
         if position <= self.state.low_watermark:
             return None
-        record = LowWatermark(position)
-        self.state.apply(record)
-        return record
+        return self.state.apply(LowWatermark(position))
 
     def close(self) -> None:
         """Delete the spill files. The topic still has the pending messages."""
@@ -707,11 +673,6 @@ class DelayQueue:
             record = as_plain(records[each])
             self.unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)
 
-    def _pause(self, targets: Mapping[str, int]) -> Paused:
-        record = Paused(targets)
-        self.state.apply(record)
-        return record
-
     def _launch(self, batch: DueBatch, ids: IdColumns) -> None:
         # Every way out of the queue leads through here, whatever has filtered it before. To publish
         # what an outcome calls cancelled is worse than to publish it late.
@@ -726,22 +687,6 @@ class DelayQueue:
         # For the next Paused record: what is due later than this was not sent before the pause.
         state = self.state
         state.sent_until_ms = max(state.sent_until_ms, int(batch.due_ms.max()))
-
-    def _release(
-        self,
-        record: Released | Commit,
-        numbers: Iterable[int],
-        positions: Int64s,
-        ids: IdColumns,
-        at_ms: int | Int64s,
-    ) -> None:
-        self.state.apply(record)
-        self._releases.add(ids, at_ms)
-        for number in numbers:
-            batch, _ = self.open.launched.pop(number)
-            self._launched -= len(batch)
-        self.open.discard(positions)
-        self._forget(ids)
 
     def _forget(self, ids: IdColumns) -> None:
         """Forget released messages."""

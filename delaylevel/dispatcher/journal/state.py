@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from .records import (
     unpacked_values,
 )
 
+Some = TypeVar("Some", bound=Record)
 _UNLIMITED = 1 << 62
 _BOUNDED = [kind for kind in DispositionKind if kind is not DispositionKind.CANCELLED]
 # A broker takes messages up to 5 MiB by default; some are set to 1 MiB.
@@ -201,8 +202,11 @@ class JournalState:
         state._serial = max(state._serial, highest + 1)
         return state
 
-    def apply(self, record: Record) -> None:
-        """Apply one record. A single snapshot chunk changes nothing: ``read`` joins them."""
+    def apply(self, record: Some) -> Some:
+        """Apply one record, and return it.
+
+        A single snapshot chunk changes nothing: ``read`` joins them.
+        """
         if isinstance(record, Released):
             self._release(record.positions, record.ids, record.held)
         elif isinstance(record, Intent):
@@ -231,6 +235,7 @@ class JournalState:
                 record.ids.save_in(self.set_aside[record.kind])
         elif isinstance(record, Answered):
             self._pass(record.positions)
+        return record
 
     def next_sequence(self, target: str) -> int:
         """Return the lowest sequence ID that was never used for a target."""

@@ -55,6 +55,7 @@ IN_FLIGHT_MESSAGES = 2_000
 IN_FLIGHT_BYTES = 16 << 20
 #: A message given to the pool: its flight or recall, and its index there.
 PoolItem = tuple["Flight | Recall", int]
+_NONE = np.zeros(0, dtype=np.int64)
 # Successive messages of a flight, by index.
 _Run = tuple["Flight", range]
 # Without a call in Python for each message.
@@ -264,10 +265,6 @@ class Flights:
     def __len__(self) -> int:
         """Return the number of batches that are not completely confirmed."""
         return len(self._open)
-
-    def __iter__(self) -> Iterator[Flight]:
-        """Yield the flights that are not completely confirmed."""
-        return iter(self._open)
 
     def has_room_aside(self) -> bool:
         """Return True if further messages may be set aside."""
@@ -563,16 +560,15 @@ class Flights:
                     room = _UNCOMMITTED - len(flight.batch)
                 plain[-1].append(flight)
                 continue
-            held = flight.batch.positions[flight.may_return].tolist()
-            number = flight.batch.number
-            self._journal.append_soon(self._queue.commit(number, held, flight.confirmed_ms))
+            held, number = flight.batch.positions[flight.may_return], flight.batch.number
+            self._journal.append_soon(self._queue.commit([number], held, flight.confirmed_ms))
         for flights in filter(None, plain):
             at_ms = np.repeat(
                 [flight.confirmed_ms for flight in flights],
                 [len(flight.batch) for flight in flights],
             )
             numbers = [flight.batch.number for flight in flights]
-            self._journal.append_soon(self._queue.commit_all(numbers, at_ms))
+            self._journal.append_soon(self._queue.commit(numbers, _NONE, at_ms))
         self._confirmed = []
         self.uncommitted = 0
 

@@ -328,18 +328,11 @@ class SegmentFile:
 
     def read_slice(self, run: Run, start: int, stop: int) -> Columns:
         """Read rows ``start`` up to ``stop`` without their payloads; the file must be open."""
-        target = np.empty((_KEY_COLUMNS, stop - start), dtype=np.int64)
-        at = run.columns_at + 8 * start
-        for row in target:
-            try:
-                count = os.preadv(self._handle, [row.data], at)
-            except OSError as error:
-                raise self._unreadable(error) from error
-            if count < row.nbytes:
-                # A short read: read again, or raise an error that names the cause.
-                row[:] = np.frombuffer(self._read(row.nbytes, at), dtype=np.int64)
-            at += run.stride
-        return Columns(target[:-1], target[-1].view(np.float64))
+        first = run.columns_at + 8 * start
+        starts = range(first, first + _KEY_COLUMNS * run.stride, run.stride)
+        data = b"".join(self._read(8 * (stop - start), at) for at in starts)
+        matrix = np.frombuffer(data, dtype=np.int64).reshape(_KEY_COLUMNS, -1)
+        return Columns(matrix[:-1], matrix[-1].view(np.float64))
 
     def read_payloads(self, run: Run, start: int, stop: int) -> list[bytes]:
         """Read the payloads of rows ``start`` up to ``stop``; the file must be open."""

@@ -202,7 +202,7 @@ def test_files_that_another_program_changed_are_an_error(
     assert caught.value.path == file
 
 
-@pytest.mark.parametrize("call", ["open", "pread", "preadv"])
+@pytest.mark.parametrize("call", ["open", "pread"])
 def test_a_file_that_cannot_be_read_is_reported_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
