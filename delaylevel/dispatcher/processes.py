@@ -47,8 +47,8 @@ _STOP_S = 20.0
 _ANSWER_S = 10.0
 # A longer time between two looks means that this process was suspended, and perhaps all of them.
 _LONGEST_LOOK_S = 10.0
-# Pause before an ended process is started again: the first and the longest one.
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+# Pause before an ended process is started again.
+_PAUSE_S = 5.0
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 StatsByPartition = dict[tuple[str, int], OwnerStats]
@@ -188,7 +188,6 @@ class Processes:
         self._children: dict[str, _Child] = {}
         self._looked_s = time.monotonic()
         self._again_s: dict[str, float] = {}
-        self._pauses_s: dict[str, float] = {}
         # Messages released by processes that have ended since.
         self._released: Counter[str] = Counter()
         #: Address of the HTTP service, which the processes publish as theirs when they start.
@@ -217,8 +216,6 @@ class Processes:
             if not child.process.is_alive():
                 self._take_leave(name)
                 self._try_again(name, f"has ended (exit code {child.process.exitcode})")
-            elif child.report.stats:
-                self._pauses_s.pop(name, None)
         for name, again_s in list(self._again_s.items()):
             if now_s >= again_s:
                 del self._again_s[name]
@@ -292,11 +289,9 @@ class Processes:
             self._try_again(name, f"cannot be started ({error})")
 
     def _try_again(self, name: str, why: str) -> None:
-        """Start a process after a pause, which grows until it has begun to work."""
-        pause_s = self._pauses_s.get(name, _SHORTEST_PAUSE_S)
-        self._again_s[name] = time.monotonic() + pause_s
-        self._pauses_s[name] = min(2 * pause_s, _LONGEST_PAUSE_S)
-        log.warning("process %s %s: it is started again in %.0f s", name, why, pause_s)
+        """Start a process after a pause."""
+        self._again_s[name] = time.monotonic() + _PAUSE_S
+        log.warning("process %s %s: it is started again in %.0f s", name, why, _PAUSE_S)
 
     def _take_leave(self, name: str) -> None:
         self._released += self._children.pop(name).report.released

@@ -90,7 +90,7 @@ def released(tmp_path: Path) -> Path:
 @pytest.fixture
 def further(released: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
     """One further process, which has reported."""
-    monkeypatch.setattr(processes, "_SHORTEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(processes, "_PAUSE_S", 0.0)
     found = Processes(partial(open_served, released), 5)
     found.url = "http://here"
     assert found.start("a", 2) == ("a", "a-2"), "there are no more processes than partitions"
@@ -145,7 +145,7 @@ def test_one_that_dies_is_started_again_and_its_releases_count(
 def test_one_that_cannot_be_started_is_tried_again(
     released: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(processes, "_SHORTEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(processes, "_PAUSE_S", 0.0)
     start, refused = processes._Child, [BlockingIOError("too many processes")]
 
     def start_later(*arguments: Any) -> Any:
