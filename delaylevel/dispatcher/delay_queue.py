@@ -73,14 +73,12 @@ from delaylevel.structures.segments.pending import PendingSegments
 from .pending import OpenMessages, PendingIndex, WaitingQueues
 from .record import (
     Cancellation,
-    Columns,
     DueBatch,
     FetchedBatch,
     MessageRecord,
     WindowMessage,
     as_plain,
     is_cancellation,
-    joined,
 )
 
 #: Number of messages of which the time of release is known, at least.
@@ -373,21 +371,20 @@ class Cancellations:
         """Add cancellations to the pending messages, until their deadlines."""
         found = [each for each in requests if each.position is not None]
         if found:
-            self._pending.put_again(
-                np.array([each.deadline_ms for each in found], dtype=np.int64),
-                np.array([each.position for each in found], dtype=np.int64),
-                [tuple(each.cancellation) for each in found],
-            )
+            due_ms = np.array([each.deadline_ms for each in found], dtype=np.int64)
+            positions = np.array([each.position for each in found], dtype=np.int64)
+            records = [tuple(each.cancellation) for each in found]
+            self._pending.put_again(DueBatch(due_ms, positions, records))
             self._early.update(each.cancellation[:2] for each in found)
             self.waiting += len(found)
 
     # -- out of the queue
 
-    def filter(self, columns: Columns) -> Columns:
+    def filter(self, batch: DueBatch) -> DueBatch:
         """Drop the cancelled ones of messages, and decide on the cancellations among them."""
         if not self.passed_over:
-            return columns
-        due_ms, positions, records = columns
+            return batch
+        positions, records = batch.positions, batch.records
         keep = np.ones(len(records), dtype=np.bool_)
         # The time of such a cancellation is over: it does not come back to the pending messages.
         if self.waiting:
@@ -406,8 +403,9 @@ class Cancellations:
                 self.cancelled -= int(gone.sum())
                 index = index[~gone]
         if index.size == len(records):
-            return columns
-        return due_ms[index], positions[index], [records[each] for each in index.tolist()]
+            return batch
+        (rest,) = batch.divide([index.tolist()])
+        return rest
 
 
 class DelayQueue:
@@ -529,21 +527,21 @@ class DelayQueue:
         Raises:
             DamagedSegmentError: a spill file is gone. Start again from the journal.
         """
-        parts: list[Columns] = []
+        parts: list[DueBatch] = []
         left = max_messages
         for _ in range(_LOOKS):
             due_ms = self.pending.next_due_ms
             if left <= 0 or due_ms is None or due_ms > now_ms:
                 break
             part = self.cancelling.filter(self.pending.take(now_ms, left))
-            if part[2]:
+            if part.records:
                 parts.append(part)
-            left -= len(part[2])
-        return DueBatch(*joined(parts)) if parts else None
+            left -= len(part)
+        return DueBatch.join(parts) if parts else None
 
     def put_back(self, batch: DueBatch) -> None:
         """Let the messages of a batch that is not launched be pending again."""
-        self.pending.put_again(batch.due_ms, batch.positions, batch.records)
+        self.pending.put_again(batch)
 
     def advance_waiting(self, target: TargetKey, max_messages: int) -> DueBatch | None:
         """Take the first messages that wait for a target; None if all of them are cancelled.
@@ -552,7 +550,7 @@ class DelayQueue:
             DamagedSegmentError: a spill file is gone. Start again from the journal.
         """
         part = self.cancelling.filter(self.waiting.take(target, max_messages))
-        return DueBatch(*part) if part[2] else None
+        return part if part.records else None
 
     def launch(self, batch: DueBatch) -> None:
         """Take note that a batch without sequence IDs is sent; it cannot be cancelled any more."""
@@ -638,13 +636,13 @@ class DelayQueue:
             if isinstance(record, Resolved):
                 self.open.discard(record.released)
         self._forget(ids)
-        self.pending.put_again(*again)
+        self.pending.put_again(again)
         return records
 
     def reopen(self, number: int) -> None:
         """Let the messages of an intent be pending again although they may have been sent."""
         # The intent stays open until they are released again, so that none of them expires.
-        self.pending.put_again(*self.unresolved.reopen(number))
+        self.pending.put_again(self.unresolved.reopen(number))
 
     def checkpoint(self) -> LowWatermark | None:
         """Return the low watermark as a record, None if it has not moved."""

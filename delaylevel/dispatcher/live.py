@@ -34,14 +34,14 @@ from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import TURNS
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
-from delaylevel.dispatcher.record import Columns, attributes, joined
+from delaylevel.dispatcher.record import DueBatch, attributes
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import named_in
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.rows import Int64s, Rows
-from delaylevel.structures.segments.file import Columns as SegmentColumns
+from delaylevel.structures.segments.file import Columns
 from delaylevel.structures.segments.frozen import FrozenRows, Range
 from delaylevel.web.reports import LiveAnswer, QueryRefusedError
 
@@ -88,18 +88,16 @@ class QueueView(FrozenRows):
         self.cancellations = delay_queue.cancelling.waiting
         for index in (delay_queue.pending, *delay_queue.waiting.overflows):
             index.segments.freeze(self)
-        launched = delay_queue.open.launched.values()
-        loose = [(batch.due_ms, batch.positions, batch.records) for batch, _ in launched]
-        loose += [*delay_queue.waiting.loose, delay_queue.unresolved.loose()]
-        self.add((), partial(_in_due_order, joined(loose), self.attribute))
+        launched = (batch for batch, _ in delay_queue.open.launched.values())
+        loose = [*launched, *delay_queue.waiting.loose, delay_queue.unresolved.loose()]
+        self.add((), partial(_in_due_order, DueBatch.join(loose), self.attribute))
 
 
-def _in_due_order(messages: Columns, attribute: str) -> SegmentColumns:
+def _in_due_order(messages: DueBatch, attribute: str) -> Columns:
     """Return messages outside the segments: in flight, or waiting for their target."""
-    due_ms, positions, records = messages
-    rows: Rows = np.array([due_ms, *unpack(positions)], dtype=np.int64)
+    rows: Rows = np.array([messages.due_ms, *unpack(messages.positions)], dtype=np.int64)
     order = np.lexsort(rows[::-1])
-    return SegmentColumns(rows[:, order], attributes(attribute, records)[order])
+    return Columns(rows[:, order], attributes(attribute, messages.records)[order])
 
 
 class LiveQueries:

@@ -24,11 +24,9 @@ from delaylevel.structures.segments.pending import PendingSegments
 from .record import (
     PACKED_FIELDS,
     STORED,
-    Columns,
     DueBatch,
     MessageRecord,
     attributes,
-    joined,
     packed,
     unpacked,
 )
@@ -101,14 +99,14 @@ class PendingIndex:
         self.last_due_ms = max(self.last_due_ms, int(rows[DUE].max()))
         self._changed = True
 
-    def put_again(self, due_ms: Int64s, positions: Int64s, records: list[MessageRecord]) -> None:
-        """Add records that were in memory; the budget does not refuse them."""
-        if records:
-            rows: Rows = np.array([due_ms, *unpack(positions)], dtype=np.int64)
-            self.put(rows, records, force=True)
+    def put_again(self, batch: DueBatch, *, force: bool = True) -> None:
+        """Add records that were in memory; the budget does not refuse them if ``force``."""
+        if batch.records:
+            rows: Rows = np.array([batch.due_ms, *unpack(batch.positions)], dtype=np.int64)
+            self.put(rows, batch.records, force=force)
 
-    def take(self, now_ms: int, count: int) -> tuple[Int64s, Int64s, list[MessageRecord]]:
-        """Remove messages that are due; return their due times, packed positions and records."""
+    def take(self, now_ms: int, count: int) -> DueBatch:
+        """Remove and return messages that are due."""
         self._changed = True
         expected = len(self.segments)
         rows, payloads = self.segments.read_due(now_ms, count)
@@ -118,7 +116,7 @@ class PendingIndex:
                 "released: start again from the journal, and report this as a defect"
             )
         due_ms, ledgers, entries = rows
-        return due_ms, ledgers << ENTRY_BITS | entries, list(map(unpacked, payloads))
+        return DueBatch(due_ms, ledgers << ENTRY_BITS | entries, list(map(unpacked, payloads)))
 
 
 @dataclass(slots=True)
@@ -129,7 +127,7 @@ class _Queue:
         count, size: number and approximate bytes of those in memory.
     """
 
-    batches: deque[Columns] = field(default_factory=deque)
+    batches: deque[DueBatch] = field(default_factory=deque)
     count: int = 0
     size: int = 0
     rest: PendingIndex | None = None
@@ -185,13 +183,13 @@ class WaitingQueues:
             if key.partition == PAUSED_PARTITION:
                 continue
             if each.batches:
-                found.append(int(each.batches[0][0][0]))
+                found.append(int(each.batches[0].due_ms[0]))
             elif each.rest is not None and (due_ms := each.rest.next_due_ms) is not None:
                 found.append(due_ms)
         return min(found, default=None)
 
     @property
-    def loose(self) -> list[Columns]:
+    def loose(self) -> list[DueBatch]:
         """The messages that are kept in memory."""
         return [batch for each in self._queues.values() for batch in each.batches]
 
@@ -212,37 +210,36 @@ class WaitingQueues:
         in_memory = target.partition == DISK_FULL_PARTITION
         full = each.count >= _IN_MEMORY or each.size >= _BYTES_IN_MEMORY
         if in_memory or not (full or each.rest):
-            each.batches.append((batch.due_ms, batch.positions, batch.records))
+            each.batches.append(DueBatch(batch.due_ms, batch.positions, batch.records))
             each.count += len(batch)
             each.size += sum(map(_size, batch.records))
         else:
             each.rest = each.rest if each.rest is not None else self._overflow()
-            rows: Rows = np.array([batch.due_ms, *unpack(batch.positions)], dtype=np.int64)
-            each.rest.put(rows, batch.records)
+            each.rest.put_again(batch, force=False)
         self._queues[target] = each
 
-    def take(self, target: TargetKey, count: int) -> Columns:
-        """Remove the first messages of a target; return due times, packed positions and records."""
+    def take(self, target: TargetKey, count: int) -> DueBatch:
+        """Remove and return the first messages of a target."""
         each = self._queues[target]
-        taken: list[Columns] = []
+        taken: list[DueBatch] = []
         if not each.batches:
             assert each.rest is not None
             # All are due, whatever the clock says now.
             taken.append(each.rest.take(max(self._clock.now_ms(), each.rest.last_due_ms), count))
         while each.batches and count > 0:
-            due_ms, positions, records = each.batches.popleft()
-            if len(records) > count:
-                each.batches.appendleft((due_ms[count:], positions[count:], records[count:]))
-                due_ms, positions, records = due_ms[:count], positions[:count], records[:count]
-            taken.append((due_ms, positions, records))
-            count -= len(records)
-            each.count -= len(records)
-            each.size -= sum(map(_size, records))
+            batch = each.batches.popleft()
+            if len(batch) > count:
+                batch, rest = batch.divide([range(count), range(count, len(batch))])
+                each.batches.appendleft(rest)
+            taken.append(batch)
+            count -= len(batch)
+            each.count -= len(batch)
+            each.size -= sum(map(_size, batch.records))
         if not len(each):
             if each.rest is not None:
                 each.rest.segments.close()
             del self._queues[target]
-        return joined(taken)
+        return DueBatch.join(taken)
 
     def close(self) -> None:
         """Delete the spill files."""

@@ -69,8 +69,6 @@ _MAX_KINDS = 4096
 _is_ours = re.compile(re.escape(PREFIX)).match
 #: Values that ``marshal`` can write. The first two are (id_key, id).
 MessageRecord: TypeAlias = "tuple[Any, ...]"
-#: Due times (ms since the epoch), packed positions and records, each of length n.
-Columns: TypeAlias = "tuple[Int64s, Int64s, list[MessageRecord]]"
 
 
 # First byte of a stored form; that of a marshalled tuple is another one.
@@ -553,7 +551,7 @@ class FetchedBatch:
 
 @dataclass(eq=False)
 class DueBatch:
-    """Messages that are due, in the order (due time, position).
+    """Messages outside the segments; those that are due are in the order (due time, position).
 
     Attributes:
         due_ms: due times, ms since the epoch, shape (n,).
@@ -570,6 +568,17 @@ class DueBatch:
         """Return the number of messages."""
         return len(self.records)
 
+    @classmethod
+    def join(cls, parts: Sequence[DueBatch]) -> DueBatch:
+        """Return successive messages as one batch."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            np.concatenate([part.due_ms for part in parts]),
+            np.concatenate([part.positions for part in parts]),
+            [record for part in parts for record in part.records],
+        )
+
     def divide(self, parts: Iterable[Sequence[int]]) -> list[DueBatch]:
         """Return parts of a batch that is not launched; each has ascending indices."""
         divided = []
@@ -584,17 +593,6 @@ class DueBatch:
         """The records as messages, shape (n,)."""
         # This is what _make does, without a call in Python for each message.
         return [tuple.__new__(WindowMessage, record) for record in self.records]
-
-
-def joined(parts: Sequence[Columns]) -> Columns:
-    """Return successive messages as one part."""
-    if len(parts) == 1:
-        return parts[0]
-    return (
-        np.concatenate([due_ms for due_ms, _, _ in parts]),
-        np.concatenate([positions for _, positions, _ in parts]),
-        [record for _, _, records in parts for record in records],
-    )
 
 
 _DUE_FIELD = WindowMessage._fields.index("due_ms")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from delaylevel.dispatcher.record import Columns, MessageRecord, identity
+from delaylevel.dispatcher.record import DueBatch, MessageRecord, identity
 from delaylevel.errors import DelayLevelError
 from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicator
 from delaylevel.structures.id_columns import IdColumns, Mask, contained, to_array
@@ -360,18 +360,19 @@ class UnresolvedIntents:
         # It is not among the pending ones: if the broker has it, nothing must publish it again.
         self._offered_again[position] = due_ms, record
 
-    def loose(self) -> Columns:
-        """Return due times, packed positions and records of the messages that were read again."""
-        return self._columns(list(self._offered_again))
+    def loose(self) -> DueBatch:
+        """Return the messages that were read again."""
+        return self._batch(list(self._offered_again))
 
-    def _columns(self, positions: list[int]) -> Columns:
+    def _batch(self, positions: list[int]) -> DueBatch:
         found = [self._offered_again[position] for position in positions]
         due_ms = np.array([due for due, _ in found], dtype=np.int64)
-        return due_ms, np.array(positions, dtype=np.int64), [record for _, record in found]
+        records = [record for _, record in found]
+        return DueBatch(due_ms, np.array(positions, dtype=np.int64), records)
 
     def resolve(
         self, number: int, stored: npt.ArrayLike, free_number: int
-    ) -> tuple[list[Intent | Resolved], IdColumns, Columns]:
+    ) -> tuple[list[Intent | Resolved], IdColumns, DueBatch]:
         """Close an intent.
 
         Args:
@@ -400,7 +401,7 @@ class UnresolvedIntents:
             self._offered_again.pop(position, None)
         return records, intent.ids.at(mask), self.reopen(number)
 
-    def reopen(self, number: int) -> Columns:
+    def reopen(self, number: int) -> DueBatch:
         """Let the messages of an intent be pending again, and return those that were read."""
         intent = self._intents.pop(number)
         if number in self._state.open_intents:
@@ -411,10 +412,10 @@ class UnresolvedIntents:
             for position in intent.positions.tolist()
             if position in self._offered_again and position not in self.withheld
         ]
-        columns = self._columns(pending)
+        batch = self._batch(pending)
         for position in pending:
             del self._offered_again[position]
-        return columns
+        return batch
 
     def reopened(self, positions: Int64s) -> Mask:
         """Return which messages an earlier owner may have sent, or may still send, shape (n,)."""
