@@ -328,7 +328,7 @@ class MemoryPulsar:
     deduplication, replication, compaction or transaction. The mover is the real one, and so is the
     dispatcher of level topics with a tracker, with its journal; it needs no threads and files
     here, and delivers at least once. As in a real client, a message has at most 5 MiB, compressed
-    and with its properties.
+    and with its properties. A new version of a schema needs the type of the last one, no more.
 
     It is stricter than a real Pulsar. What every subscription has acknowledged is erased at once,
     so that a reader which needs it later misses it. And an acknowledgement of a member topic of a

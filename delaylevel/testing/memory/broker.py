@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from delaylevel.testing.clock import ManualClock
 
 from .log import Entry, Link, Log, StoredMessage, Subscription
 
-RECORD_TYPES = ("AVRO", "JSON")
 UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")
 
 
@@ -32,39 +30,10 @@ def type_and_definition(schema: Any) -> tuple[str, str]:
     return str(info.schema_type()).rpartition(".")[2], info.schema()
 
 
-def version_of(known: list[SchemaVersion], schema_type: str, definition: str) -> int | None:
-    """Return the version of a registered schema; None if the schema is new."""
-    for stored in known:
-        if stored.type == schema_type and is_same(stored.definition, definition):
-            return stored.version
-    return None
-
-
-def is_compatible(known: list[SchemaVersion], schema_type: str, definition: str) -> bool:
-    """Return whether a new schema is compatible with the last one, in both directions.
-
-    Record types may gain and lose fields with a default value; all other fields must keep their
-    types. Avro's type promotions are not supported.
-    """
-    if not known:
-        return True
-    last = known[-1]
-    if last.type != schema_type:
-        return False
-    if schema_type not in RECORD_TYPES:
-        return is_same(last.definition, definition)
-    old, new = _fields(last.definition), _fields(definition)
-    for name in old.keys() | new.keys():
-        if name in old and name in new:
-            if old[name].get("type") != new[name].get("type"):
-                return False
-        elif "default" not in (old.get(name) or new[name]):
-            return False
-    return True
-
-
-def _fields(definition: str) -> dict[str, dict[str, Any]]:
-    return {field["name"]: field for field in json.loads(definition).get("fields", ())}
+def check_type(known: list[SchemaVersion], schema_type: str) -> None:
+    """Refuse a schema of another type than that of the versions that are known."""
+    if known and known[-1].type != schema_type:
+        raise pulsar.IncompatibleSchema("Pulsar error: IncompatibleSchema")
 
 
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024  # the default of a real broker
@@ -288,17 +257,16 @@ class Broker:
         if schema_type in UNTYPED:
             return None
         known = self.schemas.setdefault(name.without_partition, [])
-        version = version_of(known, schema_type, definition)
-        if version is None:
-            if not is_compatible(known, schema_type, definition):
-                raise pulsar.IncompatibleSchema("Pulsar error: IncompatibleSchema")
-            version = len(known)
-            known.append(SchemaVersion(schema_type, definition, version))
-        return version
+        check_type(known, schema_type)
+        for stored in known:
+            if is_same(stored.definition, definition):
+                return stored.version
+        known.append(SchemaVersion(schema_type, definition, len(known)))
+        return known[-1].version
 
     def check_consumer_schema(self, partition: Partition, schema: Any) -> None:
         """Check the schema of a consumer; register it if the topic is unused and has no schema."""
-        schema_type, definition = type_and_definition(schema)
+        schema_type, _ = type_and_definition(schema)
         if schema_type in UNTYPED:
             return
         known = self.schemas.get(partition.name.without_partition, [])
@@ -306,8 +274,7 @@ class Broker:
             if partition.producers or partition.consumers or len(partition.log):
                 raise pulsar.IncompatibleSchema("Pulsar error: IncompatibleSchema")
             self.register_schema(partition.name, schema)
-        elif not is_compatible(known, schema_type, definition):
-            raise pulsar.IncompatibleSchema("Pulsar error: IncompatibleSchema")
+        check_type(known, schema_type)
 
     # -- data
 
