@@ -16,8 +16,8 @@ from pulsar import ConsumerType
 from delaylevel.cluster import threads
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.dispatcher.assignment import window_sources
-from delaylevel.dispatcher.journal.records import LowWatermark, SnapshotChunk, decode
-from delaylevel.dispatcher.journal.topic import Journal, counting
+from delaylevel.dispatcher.journal.records import LowWatermark
+from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.owner import PartitionOwner
 from delaylevel.errors import AlreadyRunningError, BrokerError
 from delaylevel.model import envelope as env
@@ -113,13 +113,6 @@ class Bench:
 
     def pending(self) -> list[bytes | None]:
         return [message.data for message in self.memory.pending("orders")]
-
-    def kinds(self) -> list[type]:
-        """Return the kinds of the records in the journal that concern messages."""
-        entries = self.memory._broker.partition(self.journal).log.entries
-        stored = ((each.messages[0].value or b"", each.position) for each in entries)
-        every = [type(decode(record)) for record in counting(stored)]
-        return [kind for kind in every if kind not in (LowWatermark, SnapshotChunk)]
 
 
 @pytest.fixture
