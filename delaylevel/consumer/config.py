@@ -66,7 +66,7 @@ class ApplicationConfig:
                 )
         loaded = Connection.load(config_file=config_file, environ=environ, **connection)
         path, must_exist = config_path(config_file, environ)
-        known = sorted(Connection.model_fields.keys() - {"origin"})
+        known = sorted(Connection.model_fields)
         listed = read_config(path, known, must_exist=must_exist).get(TABLE, {})
         if not isinstance(listed, dict):
             raise ConfigError(f"{path}: {TABLE} must be a table: write [{TABLE}]")

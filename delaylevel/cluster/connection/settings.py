@@ -37,13 +37,7 @@ TABLE = "listeners"
 _TEXTS = {
     "bool": "must be true or false",
     "int": "must be a whole number",
-    "float": "must be a number",
     "string": "must be a text",
-    "list": "must be a list",
-    "tuple": "must be a list",
-    "dict": "must be a table",
-    "missing": "is missing",
-    "path": "must be a path",
 }
 
 
@@ -90,29 +84,16 @@ def read_config(path: Path, known: Collection[str], *, must_exist: bool) -> dict
     return settings
 
 
-def explain(error: ValidationError, places: Mapping[str, str], whole: str) -> str:
-    """Return the problems of settings in one line, in our own words and without their values.
-
-    Args:
-        whole: name of the settings as a whole.
-    """
+def _explain(error: ValidationError, places: Mapping[str, str]) -> str:
+    """Return the problems of settings in one line, in our own words and without their values."""
     lines = []
     for detail in error.errors(include_input=False, include_url=False, include_context=False):
-        name = str(detail["loc"][0]) if detail["loc"] else whole
-        lines.append(f"{name} (from {places.get(name, 'the defaults')}): {_text(detail)}")
+        name, kind = str(detail["loc"][0]), str(detail["type"])
+        text = _TEXTS.get(kind.partition("_")[0], "is not valid")
+        if kind == "value_error":
+            text = str(detail["msg"]).removeprefix("Value error, ")
+        lines.append(f"{name} (from {places.get(name, 'the defaults')}): {text}")
     return "; ".join(dict.fromkeys(lines))
-
-
-def _text(detail: Mapping[str, Any]) -> str:
-    kind = str(detail["type"])
-    if kind == "value_error":
-        return str(detail["msg"]).removeprefix("Value error, ")
-    if kind == "extra_forbidden":
-        return "is not a setting (remove it, or correct its name)"
-    for prefix, text in _TEXTS.items():
-        if kind == prefix or kind.startswith(f"{prefix}_"):
-            return text
-    return "is not valid"
 
 
 def read_token_file(path: str | os.PathLike[str], name: str) -> str:
@@ -286,7 +267,7 @@ class Connection(BaseModel):
         try:
             connection = cls(**values)
         except ValidationError as error:
-            raise ConfigError(explain(error, places, "connection")) from None
+            raise ConfigError(_explain(error, places)) from None
         if (connection.tls_certificate_file is None) != (connection.tls_private_key_file is None):
             raise ConfigError(
                 "tls_certificate_file and tls_private_key_file belong together: set both or neither"
