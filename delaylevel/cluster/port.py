@@ -101,8 +101,6 @@ class SubscriptionStats:
             consumer since the broker opened the partition.
         durable: True if it survives its consumers.
         consumers: the connected consumers.
-        delayed_entries: number of entries that the broker holds until they are due; known only
-            while a consumer is connected.
         messages_out: number of messages delivered since the broker opened the partition.
         acknowledged_ms: time of the last cumulative progress since the broker opened the
             partition, ms since the epoch; None without any.
@@ -113,7 +111,6 @@ class SubscriptionStats:
     type: str = "None"
     durable: bool = True
     consumers: tuple[ConsumerStats, ...] = ()
-    delayed_entries: int = 0
     messages_out: int = 0
     acknowledged_ms: int | None = None
 

@@ -47,7 +47,6 @@ TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Finding]], ...] = (
     ("target subscriptions", topic_checks.target_subscriptions),
     ("delayed delivery", cluster_checks.delayed_delivery),
     ("broker faults", cluster_checks.broker_faults),
-    ("read-ahead", running_checks.read_ahead),
     ("deduplication", topic_checks.deduplication),
     ("mover", running_checks.mover),
     ("dispatcher", running_checks.dispatcher),

@@ -22,8 +22,6 @@ _RANGES = "managedLedgerMaxUnackedRangesToPersist"
 _DEFAULT_RANGES = 10_000
 # With about twice as many, brokers were seen to dispatch hardly anything, whatever their limit.
 _SLOW_RANGES = 50_000
-# With fewer delayed messages, a bookie's read-ahead has no noticeable effect.
-_MANY_DELAYED = 20_000
 
 
 def mover(context: LevelTopicContext) -> Finding:
@@ -204,23 +202,3 @@ def holes(context: LevelTopicContext) -> Finding:
     ]
     most = counts[0][0] if counts else 0
     return Finding.of(problems, f"at most {most:,} of {limit:,}{assumed}")
-
-
-def read_ahead(context: LevelTopicContext) -> Finding:
-    """Check that few messages wait in the broker's timer, which reads them at random."""
-    if context.description.final_window is not FinalWindow.BROKER:
-        return Finding(note="no random reads: the dispatcher holds near-due messages")
-    delayed = [
-        subscription.delayed_entries
-        for stats in context.target_partitions.values()
-        for subscription in stats.subscriptions.values()
-    ]
-    most = max(delayed, default=0)
-    if most < _MANY_DELAYED:
-        return Finding(note="few messages wait in the broker's timer")
-    return Finding.failed(
-        f"{most:,} messages wait in the broker's timer: if their due times are spread, "
-        "delivery slows down to some hundreds per second",
-        "set dbStorage_readAheadCacheBatchSize=20 in bookkeeper.conf, add a finer last level, or "
-        "use --final-window tracker",
-    )

@@ -553,7 +553,6 @@ def _partition_stats(value: Mapping[str, Any]) -> PartitionStats:
                 )
                 for consumer in item.get("consumers") or ()
             ),
-            delayed_entries=item.get("msgDelayed", 0),
             messages_out=item.get("msgOutCounter", 0),
             acknowledged_ms=item.get("lastMarkDeleteAdvancedTimestamp") or None,
         )

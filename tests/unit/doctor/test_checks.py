@@ -286,10 +286,6 @@ def target_stats(**subscriptions: Any) -> dict[str, Any]:
     return {"partition_stats": PartitionStats(0, found)}
 
 
-def delayed(*counts: int) -> dict[str, Any]:
-    return target_stats(**{f"s{count}": {"delayed_entries": count} for count in counts})
-
-
 def holes(number: int, of: TopicName = TARGET, limit: int = 10_000) -> dict[str, Any]:
     def stats_of(name: TopicName) -> dict[str, Any]:
         cursor = {**CURSOR, "totalNonContiguousDeletedMessagesRange": number}
@@ -327,8 +323,6 @@ SHORT = {"delayedDeliveryMaxDelayInMillis": "1000"}
         (BROKER, target_stats(b={"type": "Shared"}, c={"type": "None"})),
         (TRACKER, target_stats(a={"type": "Failover"})),
         (TRACKER, schemas("KEY_VALUE", "JSON")),
-        (BROKER, delayed(19_999)),
-        (TRACKER, delayed(20_000)),
         (TRACKER, holes(1000)),
         (TRACKER, holes(50_000, limit=1_000_000)),
     ],
@@ -374,9 +368,6 @@ WRONG: dict[str, list[tuple[LevelTopicDescription, dict[str, Any], str]]] = {
         ),
     ],
     "target schemas": [(TRACKER, schemas("JSON", "KEY_VALUE"), "SEPARATED.*-> .*Java")],
-    "read-ahead": [
-        (BROKER, delayed(20_000, 1), "20,000 .* -> .*dbStorage_readAheadCacheBatchSize=20")
-    ],
     "ack holes": [
         (BROKER, holes(1001), f"app of {TARGET} has 1,001.*-> .*a finer last level"),
         (TRACKER, holes(1001, LEVEL), f"{SUBSCRIPTION} of {LEVEL} has 1,001"),
