@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -81,10 +80,6 @@ _LONGEST_CHARACTER = 4  # bytes
 #: Number of characters of properties and keys with which a message may certainly share a batch.
 SHARED_TEXT = _MOST_BATCHED_METADATA // _LONGEST_CHARACTER
 
-# The broker keeps the producer's name of a process that has ended for some seconds.
-NAME_PATIENCE_S = 30.0
-_NAME_RETRY_S = 0.1
-
 
 def needs_own_batch(message: Payload, properties: Mapping[str, str]) -> bool:
     """Return True if properties and keys are so large that the message must share no batch.
@@ -105,25 +100,16 @@ def open_producer(
     *,
     schema: Any = None,
     name: str | None = None,
-    patience_s: float = NAME_PATIENCE_S,
 ) -> Any:
     """Open a producer of payloads that are encoded already.
 
     Args:
-        name: the producer's name; the client makes one if None. While another producer has the
-            name, the call retries for up to ``patience_s``.
+        name: the producer's name; the client makes one if None.
     """
     own = OWN_SEQUENCE_SETTINGS if name is None else {"producer_name": name}
     arguments = {**own, **settings, "schema": bytes_schema() if schema is None else schema}
-    deadline = time.monotonic() + patience_s
     with translate_errors():
-        while True:
-            try:
-                return client.create_producer(topic, **arguments)
-            except pulsar.ProducerBusy:
-                if name is None or time.monotonic() > deadline:
-                    raise
-                time.sleep(_NAME_RETRY_S)
+        return client.create_producer(topic, **arguments)
 
 
 def build_message(

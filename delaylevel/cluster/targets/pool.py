@@ -293,7 +293,6 @@ class TargetPool(ProducerPool[TargetKey, Item]):
                 settings,
                 schema=look.schema,
                 name=producer_name,
-                patience_s=0,
             )
         except ClientError as error:
             if error.name == "ProducerBusy" and producer_name is not None:

@@ -1,49 +1,18 @@
-"""Tests of the translation of the client's exceptions, and of opening and using producers."""
+"""Tests of the translation of the client's exceptions."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pulsar
 import pytest
 
 from delaylevel.cluster.failures import client_error, may_pass
-from delaylevel.cluster.publisher import open_producer
 from delaylevel.errors import (
     AdminError,
     BrokerError,
     BrokerUnreachableError,
-    ClientError,
     LevelTopicError,
     NotFoundError,
 )
-
-TOPIC = "persistent://public/default/orders"
-
-
-class Client:
-    """A fake client that raises one given error for each call, and then creates a producer."""
-
-    def __init__(self, *errors: Exception) -> None:
-        self.errors = list(errors)
-
-    def create_producer(self, topic: str, **_: Any) -> str:
-        if self.errors:
-            raise self.errors.pop(0)
-        return topic
-
-
-def test_a_producer_name_in_use_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("time.sleep", pauses.append)
-    busy = [pulsar.ProducerBusy("taken")] * 2
-    assert open_producer(Client(*busy), TOPIC, {}, name="me") == TOPIC
-    assert pauses == [0.1, 0.1]
-    for name in ("me", None):
-        with pytest.raises(ClientError) as raised:
-            open_producer(Client(*busy), TOPIC, {}, name=name, patience_s=-1.0)
-        assert raised.value.name == "ProducerBusy"
-    assert len(pauses) == 2
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
