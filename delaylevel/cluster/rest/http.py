@@ -254,14 +254,14 @@ class Rest:
         value: Any = None,
         query: Mapping[str, str] | None = None,
         kind: str = "application/json",
-        retry: bool = True,
         data: bytes | None = None,
         api: str = "v2",
     ) -> urllib3.BaseHTTPResponse:
         """Send a request and return the successful answer.
 
+        It is repeated for 1.7 s while the broker answers 503.
+
         Args:
-            retry: True to repeat the request for 1.7 s while the broker answers 503.
             api: the version of the interface: ``v2``, or ``v3`` for functions.
         """
         token = self._token() if callable(self._token) else self._token
@@ -273,7 +273,7 @@ class Rest:
             headers["Content-Type"] = kind
         suffix = f"/admin/{api}/{path}" + (f"?{urlencode(query)}" if query else "")
         call = _Call(method, suffix, headers, body)
-        pauses = list(_PAUSES_S) if retry else []
+        pauses = list(_PAUSES_S)
         while True:
             answer = self._send(call)
             if answer.status < 300:
