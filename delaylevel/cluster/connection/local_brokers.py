@@ -148,16 +148,12 @@ def instances() -> list[BrokerStatus]:
     return [status_of(path.name, path.absolute()) for path in folders if NAME.fullmatch(path.name)]
 
 
-def running_instance(name: str | None = None) -> BrokerStatus | None:
-    """Return the running instance of a name; None if there is none.
-
-    Args:
-        name: name of the instance; None for ``default`` or, without it, the only running instance.
-    """
+def running_instance() -> BrokerStatus | None:
+    """Return the running instance ``default`` or, without it, the only one; otherwise None."""
     running = {status.name: status for status in instances() if status.running}
-    if name is not None or "default" in running:
-        return running.get(name or "default")
-    return next(iter(running.values())) if len(running) == 1 else None
+    if len(running) == 1:
+        return next(iter(running.values()))
+    return running.get("default")
 
 
 def marker(directory: Path) -> str:
