@@ -23,8 +23,8 @@ from delaylevel.functions.relay import RelayReport
 from delaylevel.metrics import ProducerCollector
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.strategy import PartitionStrategy
+from delaylevel.mover.reporting import MoverReporter
 from delaylevel.mover.service import MoverStats
-from delaylevel.run.service import ServiceCollector
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.status import status
 
@@ -69,7 +69,6 @@ def producing(memory: MemoryPulsar) -> Any:
 class Dispatching:
     """A fake dispatcher that owns three partitions."""
 
-    refused: dict[str, str] = {"invoices": "not there"}  # noqa: RUF012
     groups = ()
 
     def stats(self) -> dict[tuple[str, int], OwnerStats]:
@@ -96,14 +95,6 @@ class Moving:
         return {TOPIC: MoverStats("standby", report=ForwardReport(window=3, due=1))}
 
 
-class Serving:
-    """A fake service without Spark."""
-
-    def __init__(self) -> None:
-        self.movers = (Moving(),)
-        self.dispatchers = (Dispatching(),)
-
-
 def test_a_waiting_message_is_overdue_only_after_its_time() -> None:
     dispatcher: Any = Dispatching()
     found = DispatchReporter(dispatcher, ManualClock(8_500)).collect()
@@ -120,8 +111,10 @@ def families() -> Iterator[Any]:
         app = Listeners(memory.client())
         app.on("orders", subscription="billing")(lambda message: None)
         yield from ListenerCollector(app).collect()
-    service: Any = Serving()
-    yield from ServiceCollector(service).collect()
+    moving: Any = Moving()
+    yield from MoverReporter(moving, lambda topic: True).collect()
+    dispatching: Any = Dispatching()
+    yield from DispatchReporter(dispatching, roster=moving.roster).collect()
 
 
 def in_code() -> dict[str, Series]:
