@@ -15,7 +15,6 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.doctor import State, examine
-from delaylevel.errors import UnsafeNamespaceError
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -124,16 +123,6 @@ def test_a_rule_that_policies_of_our_topics_lift(place: Place, rule: str, when: 
     with place.serving():
         place.world.eventually(place.arrived, "all messages")
         assert place.failed() == {}
-
-
-def test_a_rule_that_nothing_lifts_refuses_the_creation(place: Place) -> None:
-    place.world.set_policy("encryptionRequired", True)
-    with pytest.raises(UnsafeNamespaceError, match="set-encryption-required") as refused:
-        place.create()
-    assert place.world.namespace in str(refused.value)
-    assert "administrator of the tenant" in str(refused.value)
-    left = place.world.admin.list_topics(place.world.namespace)
-    assert left == [place.world.name("orders")]
 
 
 def test_a_rule_that_comes_later_stops_only_its_topics_until_it_is_lifted(

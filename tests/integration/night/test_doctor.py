@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pulsar
 import pytest
 import urllib3
-from click.testing import Result
 
 from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
@@ -167,24 +165,6 @@ def test_a_planted_fault_is_found_and_nothing_else(
         if item.state is State.FAILED:
             assert item.says
             assert all(item.remedies)
-
-
-def test_by_command(ward: Ward, invoke: Callable[..., Result]) -> None:
-    well = invoke("doctor", ward.target.full)
-    assert (well.exit_code, "FAIL" in well.stdout) == (0, False), well.output
-    # Some releases of the broker have a fault that is only a warning.
-    assert well.stderr.startswith(("All is well.", "No check failed."))
-    ward.mover.close()
-    ill = invoke("doctor", ward.target.full)
-    assert ill.exit_code == 1
-    failed = [line.split()[1] for line in ill.stdout.splitlines() if line.startswith("FAIL")]
-    assert failed == ["mover"]
-    assert "-> `delaylevel run" in ill.stdout
-    answer = invoke("doctor", "--namespace", ward.target.namespace_path, "-o", "jsonl")
-    rows = [json.loads(line) for line in answer.stdout.splitlines()]
-    assert answer.exit_code == 1
-    assert [row["check"] for row in rows if row["state"] == "failed"] == ["mover"]
-    assert [row["check"] for row in rows] == list(CHECKS)
 
 
 def test_the_remedy_repairs_the_level_topic(ward: Ward) -> None:

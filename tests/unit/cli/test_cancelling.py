@@ -153,23 +153,6 @@ def test_a_receipt_spares_the_search(
     assert run.pending() == []
 
 
-def test_reschedule_and_fire_replace_messages(
-    memory: MemoryPulsar, producer: Any, run: Run
-) -> None:
-    producer.send(b"x", {"p": "v"}, deliver_after=LATER, message_id="a", partition_key="k")
-    at = memory.clock.now_ms() + 5 * 86_400_000
-    (row,) = run.rows("reschedule", "--id", "a", "--at", str(at))
-    assert (row["outcome"], row["new_due_ms"]) == ("accepted", at)
-    (left,) = run.rows("list")
-    assert (left["id"], left["due_ms"], left["key"]) == (row["new_id"], at, "k")
-    (fired,) = run.rows("fire", "--id", row["new_id"])
-    assert delivered(memory, timedelta(seconds=1)) == [fired["new_id"]]
-    (message,) = memory.delivered("orders")
-    assert (message.data, message.key, message.properties["p"]) == (b"x", "k", "v")
-    assert run.pending() == []
-    assert len(delivered(memory)) == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
