@@ -7,9 +7,8 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, BinaryIO
 
 import click
@@ -24,7 +23,7 @@ from delaylevel.cluster.schemas import find
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock, duration_ms
 from delaylevel.model.envelope import EXPIRES, SCHEMA, UNREADABLE, SchemaRef
-from delaylevel.model.formatting import format_instant, parse_duration
+from delaylevel.model.formatting import format_instant
 from delaylevel.model.outcome import Receipt
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
@@ -32,7 +31,7 @@ from delaylevel.producer.client_calls import error_of
 
 from . import options
 from .command import examples, pass_connection, settings_of
-from .options import DURATION, TIME, parse_time_ms
+from .options import DURATION, TIME
 
 _COLUMNS = (
     Column("line", "number"),
@@ -123,7 +122,7 @@ def send(
                 "with --jsonl, each line has its own body, keys, properties, times and ID: "
                 "give none of them here"
             )
-        messages: Iterable[Outgoing | _Row] = _lines(jsonl, SystemClock().now_ms())
+        messages: Iterable[Outgoing | _Row] = _lines(jsonl)
     else:
         if arguments["deliver_after"] is not None and arguments["deliver_at"] is not None:
             raise click.UsageError("give --after or --at, not both")
@@ -329,12 +328,12 @@ def _message_id(receipt: Receipt) -> str:
     return f"({at.ledger},{at.entry},{-1 if partition is None else partition},{at.batch})"
 
 
-def _lines(source: BinaryIO, now_ms: int) -> Iterator[Outgoing | _Row]:
+def _lines(source: BinaryIO) -> Iterator[Outgoing | _Row]:
     """Yield the message of each line; or the row of a wrong line."""
     for number, line in enumerate(source, 1):
         if line.strip():
             try:
-                message = parse_line(line.decode().strip(), now_ms)
+                message = parse_line(line.decode().strip())
             # Of a line that nobody foresaw, too: earlier messages are stored and need their rows.
             except (ValueError, ArithmeticError, RecursionError) as error:
                 yield {"line": number, **failure_view(error)}
@@ -367,15 +366,14 @@ class Outgoing:
             self.arguments |= {"deliver_at": now_ms + duration_ms(after), "deliver_after": None}
 
 
-def parse_line(text: str, now_ms: int) -> Outgoing:
+def parse_line(text: str) -> Outgoing:
     """Parse a JSON line.
 
     Args:
         text: an object with ``body`` (text, or null for a null value) or ``base64``. Optional keys
             are ``key``, ``ordering_key``, ``properties``, ``event_time``, ``at`` or ``after``,
-            ``expires_at`` or ``expires_after``, ``id`` and ``target``. Times are ISO-8601, epoch ms
-            or ``+2h``; ``after`` and ``expires_after`` are durations (``3d``). Or a line that
-            ``pending list --payload`` has written.
+            ``expires_at`` or ``expires_after``, ``id`` and ``target``, with the texts of these
+            options; a time may be a number. Or a line that ``pending list --payload`` has written.
     """
     try:
         value = json.loads(text)
@@ -394,23 +392,19 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
         raise InvalidInputError(f"unknown key {unknown[0]!r}: use {known}")
     if ("body" in value) == ("base64" in value):
         raise InvalidInputError("give either body (text or null) or base64")
-    body = _text(value, "body")
+    body = _read(value, "body")
     content = body.encode() if body is not None else None
     if "base64" in value:
         try:
-            content = base64.b64decode(_text(value, "base64") or "", validate=True)
+            content = base64.b64decode(_read(value, "base64") or "", validate=True)
         except ValueError as error:
             raise InvalidInputError(f"base64: {error}") from None
     properties = value.get("properties") or {}
     if not (isinstance(properties, dict) and all(isinstance(v, str) for v in properties.values())):
         raise InvalidInputError("properties is not an object whose values are all strings")
-    arguments: dict[str, Any] = {"properties": properties or None}
-    try:
-        for name, (argument, read) in _FIELDS.items():
-            arguments[argument] = read(value, name, now_ms)
-    except ValueError as error:
-        raise InvalidInputError(str(error)) from None
-    named = _text(value, "target")
+    arguments = {argument: _read(value, name, kind) for name, (argument, kind) in _FIELDS.items()}
+    arguments["properties"] = properties or None
+    named = _read(value, "target")
     target = None if named is None else TopicName.parse(named).full
     return Outgoing(content, arguments | exact, target=target, schema=schema)
 
@@ -437,35 +431,29 @@ def _exported(row: dict[str, Any]) -> tuple[dict[str, Any], SchemaRef | None]:
     return line, None if schema is None else SchemaRef.parse(str(schema))
 
 
-def _text(value: dict[str, Any], name: str, _: int = 0) -> str | None:
-    found = value.get(name)
-    if found is not None and not isinstance(found, str):
-        raise InvalidInputError(f"{name} is {json.dumps(found)}, not a string")
-    return found
+#: Keys of a line, each with the argument that it becomes, and its type: that of the option.
+_FIELDS: dict[str, tuple[str, Any]] = {
+    "key": ("partition_key", click.STRING),
+    "ordering_key": ("ordering_key", click.STRING),
+    "event_time": ("event_timestamp", TIME),
+    "at": ("deliver_at", TIME),
+    "after": ("deliver_after", DURATION),
+    "expires_at": ("expires_at", TIME),
+    "expires_after": ("expires_after", DURATION),
+    "id": ("message_id", click.STRING),
+}
 
 
-def _duration(value: dict[str, Any], name: str, _: int) -> timedelta | None:
-    found = _text(value, name)
-    return None if found is None else parse_duration(found)
-
-
-def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
-    found = value.get(name)
+def _read(line: dict[str, Any], name: str, kind: Any = click.STRING) -> Any:
+    """Return the value of a key, as the option of this type has it; None if it is not given."""
+    found = line.get(name)
+    if kind is TIME and type(found) is int:
+        found = str(found)
     if found is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, (str, int)):
-        raise InvalidInputError(f"{name} is {json.dumps(found)}: write ISO-8601, epoch ms or +2h")
-    return parse_time_ms(str(found), now_ms)
-
-
-#: Keys of a line, each with the argument that it becomes, and the function that reads it.
-_FIELDS: dict[str, tuple[str, Callable[[dict[str, Any], str, int], Any]]] = {
-    "key": ("partition_key", _text),
-    "ordering_key": ("ordering_key", _text),
-    "event_time": ("event_timestamp", _time),
-    "at": ("deliver_at", _time),
-    "after": ("deliver_after", _duration),
-    "expires_at": ("expires_at", _time),
-    "expires_after": ("expires_after", _duration),
-    "id": ("message_id", _text),
-}
+    if not isinstance(found, str):
+        raise InvalidInputError(f"{name} is {json.dumps(found)}, not a string")
+    try:
+        return kind.convert(found, None, None)
+    except click.BadParameter as error:
+        raise InvalidInputError(error.message) from None

@@ -24,7 +24,7 @@ Kind = Literal["text", "number", "time", "duration", "size", "topic", "id"]
 
 # Numbers are aligned to the right, and texts can be cut.
 _NUMBERS, _TEXTS = ("number", "duration", "size"), ("text", "topic")
-_WIDE_GAP, _GAP = 3, 2
+_GAP = 2
 # Widths to which texts are cut: first to the comfortable one; then columns are left out; and only
 # then to the least one.
 _COMFORTABLE, _LEAST = 20, 8
@@ -66,12 +66,11 @@ def render(
         [column.title, *(_cell(row.get(column.key), column.kind, local) for row in listed)]
         for column in columns
     ]
-    fitted, gap = _fitted(columns, table, width)
     drawn = []
-    for column, texts, room in fitted:
+    for column, texts, room in _fitted(columns, table, width):
         texts = _cut_column(texts, room, column.kind)
         drawn.append([padded(text, room, column.kind in _NUMBERS) for text in texts])
-    lines = [(" " * gap).join(line).rstrip() for line in zip(*drawn, strict=True)]
+    lines = [(" " * _GAP).join(line).rstrip() for line in zip(*drawn, strict=True)]
     return "\n".join(lines if width is None else [cut(line, width) for line in lines])
 
 
@@ -86,7 +85,7 @@ def render_one(item: Mapping[str, Any], columns: Sequence[Column], width: int | 
     lines = []
     for column in columns:
         value = item.get(column.key)
-        hanging = " " * (titles + _WIDE_GAP)
+        hanging = " " * (titles + _GAP)
         texts = [_cell(value, column.kind)]
         is_long = width is not None and cells(hanging + texts[0]) > width
         if is_long and isinstance(value, (list, tuple)):
@@ -98,7 +97,7 @@ def render_one(item: Mapping[str, Any], columns: Sequence[Column], width: int | 
         ]
         for number, line in enumerate(found):
             title = "" if number else column.title
-            lines.append(f"{title.ljust(titles)}   {line}".rstrip())
+            lines.append(f"{title.ljust(titles + _GAP)}{line}".rstrip())
     return "\n".join(lines)
 
 
@@ -154,8 +153,8 @@ def _cell(value: Any, kind: Kind, local: bool = False) -> str:
 
 def _fitted(
     columns: Sequence[Column], table: Sequence[Sequence[str]], width: int | None
-) -> tuple[list[tuple[Column, Sequence[str], int]], int]:
-    """Return the columns that fit a width, with their texts and widths, and the gap between them.
+) -> list[tuple[Column, Sequence[str], int]]:
+    """Return the columns that fit a width, with their texts and widths.
 
     Texts are cut to a comfortable width; then columns are left out by their rank; then texts are
     cut further.
@@ -165,14 +164,14 @@ def _fitted(
         for column, texts in zip(columns, table, strict=True)
     ]
 
-    def excess(gap: int, least: int | None = None) -> int:
-        """Return by how much the columns are too wide, if texts are cut to a least width."""
-        taken = sum(one[-1] if least is None else _floor(*one, least) for one in found)
-        return taken + gap * (len(found) - 1) - (width or 0)
+    if width is None:
+        return found
 
-    if width is None or not found or excess(_WIDE_GAP) <= 0:
-        return found, _WIDE_GAP
-    while excess(_GAP, _COMFORTABLE) > 0:
+    def excess(least: int) -> int:
+        """Return by how much the columns are too wide, if texts are cut to a least width."""
+        return sum(_floor(*one, least) for one in found) + _GAP * (len(found) - 1) - width
+
+    while excess(_COMFORTABLE) > 0:
         # Those without any value go first, then the highest rank.
         ranks = {
             index: (set(texts[1:]) <= {"-"}, column.rank, index)
@@ -182,19 +181,16 @@ def _fitted(
         if not ranks:
             break
         del found[max(ranks, key=ranks.__getitem__)]
-    if excess(_WIDE_GAP) <= 0:
-        return found, _WIDE_GAP
-    least = _COMFORTABLE if excess(_GAP, _COMFORTABLE) <= 0 else _LEAST
+    least = _COMFORTABLE if excess(_COMFORTABLE) <= 0 else _LEAST
     widths = [natural for *_, natural in found]
     floors = [_floor(*one, least) for one in found]
-    for _ in range(excess(_GAP)):
+    for _ in range(sum(widths) + _GAP * (len(found) - 1) - width):
         longer = [index for index in range(len(found)) if widths[index] > floors[index]]
         if not longer:
             break
         # The longest text gives way first, so that short ones stay whole.
         widths[max(longer, key=widths.__getitem__)] -= 1
-    fitted = [(column, texts, room) for (column, texts, _), room in zip(found, widths, strict=True)]
-    return fitted, _GAP
+    return [(column, texts, room) for (column, texts, _), room in zip(found, widths, strict=True)]
 
 
 def _floor(column: Column, texts: Sequence[str], natural: int, least: int) -> int:
