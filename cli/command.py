@@ -21,32 +21,21 @@ if TYPE_CHECKING:
 #: The format of the log on stderr.
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
+# The width of the help in a terminal of 80 columns.
+_EXAMPLE_WIDTH = 76
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Command = TypeVar("Command", bound=click.Command)
 
 
-class _HelpFormatter(click.HelpFormatter):
-    """Formatter of a help text that divides long examples as a shell takes them."""
-
-    def write_text(self, text: str) -> None:
-        """Write a text; click leaves the lines of the examples as they are."""
-        super().write_text("\n".join(_divided(line, self.width) for line in text.splitlines()))
-
-
-class _HelpContext(click.Context):
-    """Context of a command whose help has examples."""
-
-    formatter_class = _HelpFormatter
-
-
-def _divided(line: str, width: int) -> str:
-    """Return a command line divided before its options, with a backslash at each division."""
-    if not line.startswith("  ") or len(line) <= width - 2:
-        return line  # prose, or short enough
+def _divided(line: str) -> str:
+    """Return a command line divided before its options, as a shell takes it."""
+    if len(line) + 2 <= _EXAMPLE_WIDTH:
+        return f"  {line}"
     first, *words = re.split(r" (?=--|\|)", line)
-    lines = [first]
+    lines = [f"  {first}"]
     for word in words:
-        if len(lines[-1]) + len(word) + 3 <= width - 2:
+        if len(lines[-1]) + len(word) + 3 <= _EXAMPLE_WIDTH:
             lines[-1] += f" {word}"
         else:
             lines.append(f"      {word}")
@@ -57,8 +46,7 @@ def examples(*lines: str) -> Callable[[Command], Command]:
     """Add the ``Examples:`` part of a command's help."""
 
     def add(command: Command) -> Command:
-        command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-        command.context_class = _HelpContext
+        command.epilog = "\b\nExamples:\n" + "\n".join(map(_divided, lines))
         return command
 
     return add
