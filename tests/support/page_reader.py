@@ -212,11 +212,6 @@ class Reader:
             exec(compile(code, "the page", "exec"), self.names)
         return printed.getvalue()
 
-    @staticmethod
-    def block(page: str, beginning: str) -> str:
-        """Return the block of a page that begins with a text."""
-        return next(each.code for each in PAGES[page] if each.code.startswith(beginning))
-
     def _start(self, words: Sequence[str], program: str, topic: str) -> None:
         log = self.folder / f"{program.replace('/', '+')}.log"
         with log.open("wb") as output:

@@ -20,11 +20,9 @@ from delaylevel.model.due_time import expires_at_ms, reason_if_expired
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import (
     LevelTopicDescription,
-    Mover,
     default_level_topics,
 )
-from delaylevel.model.outcome import Outcome, Receipt, cancellation
-from delaylevel.model.router import Hop, Router
+from delaylevel.model.outcome import Outcome, Receipt
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.checks import Message, SizeLimit
 from delaylevel.producer.level_topic_cache import LevelTopicCache
@@ -161,11 +159,10 @@ def _route_answer(case: Case) -> Any:
         Message(deliver_at=case["due"], message_id=case["id"], partition_key=case["key"])
     )
     topic, partition = case["target"], None
-    if route.level == WINDOW:
-        topic = description.window_topic.full
-        partition = route.partition if case["key"] or case["id"] else "any"
-    elif route.parked:
-        topic, partition = description.level_topic(route.level).full, route.partition
+    if route.parked:
+        topic = TopicName.parse(routing.topic_of(route)).without_partition.full
+        any_window = route.level == WINDOW and not (case["key"] or case["id"])
+        partition = "any" if any_window else route.partition
     return {"topic": topic, "partition": partition, "deliver_at": route.deliver_at_ms}
 
 
@@ -227,21 +224,13 @@ def _cancellation_answer(case: Case) -> Any:
     description = _described_as(case["level_topic"])
     if not description.cancellable:
         raise LevelTopicError("it does not allow cancellations")
-    envelope = cancellation(case["due"], case["target"], case["id"])
-    router = Router(description.levels)
-    decision = router.decide(case["due"], case["now"])
-    deliver_at = None
-    if decision.hop is Hop.PARK:
-        topic = description.level_topic(decision.level).partition(decision.partition)
-        if description.mover is Mover.FUNCTION:
-            deliver_at = router.hand_off_ms(decision.level, decision.partition, case["now"])
-    else:
-        partition = description.window_partition(case["key"] or "", case["id"])
-        topic = description.window_topic.partition(partition)
+    named = case["id"], case["due"], case["target"], description.topic, case["key"] or ""
+    routing = Routing(description, case["target"], None, ManualClock(case["now"]))
+    route = routing.route_cancellation(Receipt(*named))
     return {
-        "properties": envelope.parked_properties({}),
-        "topic": topic.full,
-        "deliver_at": deliver_at,
+        "properties": route.properties,
+        "topic": routing.topic_of(route),
+        "deliver_at": route.deliver_at_ms,
     }
 
 
