@@ -27,7 +27,6 @@ from .ready import readable_end
 
 # A limit, because producers may never stop sending.
 _PASSES = 20
-_FLUSH_EVERY = 5000
 
 
 class _NoLevels(Router):
@@ -59,7 +58,7 @@ def drain(
         client: a ``pulsar.Client``; it is not closed here.
         clock: clock that decides which messages are due.
         allow_early: True to continue although a subscription would get messages early.
-        progress: function that is called with the number of messages after every flush.
+        progress: function that is called with the number of messages after each partition.
         target_client: function that returns a new client of the same cluster, for connections to
             the targets; None to publish with ``client``.
 
@@ -116,10 +115,7 @@ def drain(
                 stored_s = time.monotonic()
                 messages = read_unacknowledged(client, admin, source, at[source.topic], end)
                 try:
-                    for count, message in enumerate(messages, 1):
-                        forwarder.forward(source, message, clock.now_ms())
-                        if count % _FLUSH_EVERY == 0:
-                            total.add(forwarder.flush())
+                    forwarder.forward_all(source, messages, clock.now_ms)
                     total.add(forwarder.flush())
                     lock.acknowledge(source, end)
                 except BatchTooLargeError:

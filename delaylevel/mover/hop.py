@@ -56,14 +56,6 @@ def open_envelope(
     return envelope
 
 
-def window_partition(
-    description: LevelTopicDescription, message: Payload, envelope: Envelope
-) -> int:
-    """Return the window partition of a message with an ID, or of a control record."""
-    assert envelope.id is not None
-    return description.window_partition(message.key, envelope.id)
-
-
 def delivered_properties(message: ParkedMessage, envelope: Envelope) -> dict[str, str]:
     """Return the properties of the business message."""
     return envelope.delivered_properties(env.application_properties(message.properties))
@@ -132,7 +124,8 @@ class NextHop:
                 return place, envelope.parked_again_properties(message.properties), until_ms
         if self._tracked:
             # The broker never holds a message there; the dispatcher publishes overdue ones at once.
-            partition = window_partition(self.description, message, envelope)
+            assert envelope.id is not None  # the first hop adds it
+            partition = self.description.window_partition(message.key, envelope.id)
             place = self._places.get((_WINDOW, partition)) or self._member(_WINDOW, partition)
             return place, envelope.parked_again_properties(message.properties), None
         due = kind is Hop.DUE

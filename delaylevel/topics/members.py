@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -233,49 +233,32 @@ def existing(
 def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDescription) -> bool:
     """Create a member topic; if another client is faster, its topic must be the same.
 
-    Returns:
-        True if this call created it.
-    """
-    properties: Mapping[str, str] = {MEMBER_PROPERTY: description.topic}
-    if member.topic == description.name:
-        properties = {**properties, PLAN_PROPERTY: description.to_json()}
-    try:
-        return _create(admin, member, description, properties)
-    except AdminError as error:
-        limit = re.search(r"less than or equal to (\d+)", error.reason)
-        if error.status == 406 and limit:
-            check_partition_limit(description, int(limit[1]))
-        if error.status == _LIMIT:
-            namespace = description.name.namespace_path
-            raise InvalidStrategyError(
-                f"{member.topic} with {member.partitions:,} partitions cannot be created "
-                f"({error.reason}): raise the limit of namespace {namespace} (`pulsar-admin "
-                "namespaces set-max-topics-per-namespace`), or use fewer partitions (a second "
-                "level, --then) or another namespace; nothing was created"
-            ) from error
-        raise
-
-
-def _create(
-    admin: TopicAdmin,
-    member: Member,
-    description: LevelTopicDescription,
-    properties: Mapping[str, str],
-) -> bool:
-    """Create a member topic, or wait until that of a faster client is there.
-
     A broker refuses a name (409) also while it still deletes an earlier topic of this name.
 
     Returns:
         True if this call created it.
     """
+    properties = {MEMBER_PROPERTY: description.topic}
+    if member.topic == description.name:
+        properties[PLAN_PROPERTY] = description.to_json()
     deadline_s = time.monotonic() + WAIT_S
     while True:
         try:
             admin.create_partitioned(member.topic, member.partitions, properties)
             return True
-        except ConflictError as error:
+        except AdminError as error:
             if error.status == _LIMIT:
+                namespace = description.name.namespace_path
+                raise InvalidStrategyError(
+                    f"{member.topic} with {member.partitions:,} partitions cannot be created "
+                    f"({error.reason}): raise the limit of namespace {namespace} (`pulsar-admin "
+                    "namespaces set-max-topics-per-namespace`), or use fewer partitions (a second "
+                    "level, --then) or another namespace; nothing was created"
+                ) from error
+            limit = re.search(r"less than or equal to (\d+)", error.reason)
+            if error.status == 406 and limit:
+                check_partition_limit(description, int(limit[1]))
+            if not isinstance(error, ConflictError):
                 raise
             again_s = min(deadline_s, time.monotonic() + _CREATE_AGAIN_S)
             if await_true(lambda: existing(admin, member, description) is not None, again_s):

@@ -31,7 +31,6 @@ from delaylevel.mover import dead_letters as deadletters
 from delaylevel.mover import hop
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.testing import ManualClock, MemoryPulsar
-from delaylevel.topics import lifecycle
 from support.fakes import describe
 
 ORDERS = "persistent://public/default/orders"
@@ -145,13 +144,6 @@ def test_a_wrong_count_discards_nothing(world: World) -> None:
             world.discard(wrong)
     assert world.discard(1) == ["discarded"]
     assert (world.letters(), world.backlog()) == ([], 0)
-
-
-def test_a_level_topic_with_dead_letters_is_not_deleted(world: World) -> None:
-    world.store(b"dead")
-    with pytest.raises(StillPendingError, match="1 dead letters"):
-        lifecycle.delete(world.client, world.admin, world.description)
-    assert world.letters() == [b"dead"]
 
 
 def test_the_reason_of_a_letter_is_as_long_as_producers_leave_room_for(world: World) -> None:

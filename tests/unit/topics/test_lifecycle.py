@@ -28,6 +28,7 @@ from delaylevel.errors import (
 )
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
+    SUBSCRIPTION,
     Expired,
     LevelTopicDescription,
     Role,
@@ -68,23 +69,25 @@ def stored(memory: MemoryPulsar) -> str:
     return metadata.properties[DESCRIPTION_PROPERTY]
 
 
-def test_a_deletion_takes_the_outcomes_and_does_not_wait_for_them(memory: MemoryPulsar) -> None:
-    producer = memory.client().create_producer(WANTED.outcomes_topic.partition(0).full)
-    producer.send(b"an outcome")
-    with pytest.raises(LevelTopicError, match="-outcomes-partition-0"):
-        delete(memory.client(), memory.admin, WANTED)
-    producer.close()
+def test_a_deletion_takes_the_outcomes_and_waits_for_everything_else(memory: MemoryPulsar) -> None:
+    client = memory.client()
+    stored_in = WANTED.outcomes_topic, WANTED.window_topic, WANTED.dead_letter_topic
+    producers = [client.create_producer(topic.partition(0).full) for topic in stored_in]
+    for producer in producers:
+        producer.send(b"stored")
+        with pytest.raises(LevelTopicError, match=r"in use: .*producer .*-partition-0\)"):
+            delete(client, memory.admin, WANTED)
+        producer.close()
+    consumer = client.subscribe(WANTED.held_topic.partition(0).full, SUBSCRIPTION)
+    with pytest.raises(LevelTopicError, match=r"in use: .*consumer .*-held-partition-0\)"):
+        delete(client, memory.admin, WANTED)
+    consumer.close()
+    with pytest.raises(StillPendingError, match=r"2 entries \(1 in the window, 1 dead letters\)"):
+        delete(client, memory.admin, WANTED)
     assert status(memory.admin, WANTED, 0).tracked_entries(Role.OUTCOMES) == 1
-    assert delete(memory.client(), memory.admin, WANTED).total() == 0
+    assert delete(client, memory.admin, WANTED, discard=2).total() == 2
     with pytest.raises(NotFoundError):
         memory.admin.partitioned_metadata(WANTED.outcomes_topic)
-
-
-def test_applications_may_follow_the_outcomes(memory: MemoryPulsar) -> None:
-    for topic in (WANTED.outcomes_topic, WANTED.window_topic):
-        memory.client().subscribe(topic.full, "audit")
-    (foreign,) = status(memory.admin, WANTED, 0).foreign
-    assert foreign.role is Role.WINDOW
 
 
 def setting(**values: Any) -> Change:

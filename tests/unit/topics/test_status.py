@@ -21,7 +21,6 @@ from delaylevel.errors import (
     PermissionDeniedError,
 )
 from delaylevel.model.level_topic import (
-    SUBSCRIPTION,
     FinalWindow,
     LevelTopicDescription,
     Mover,
@@ -228,22 +227,6 @@ def parked(memory_pulsar: MemoryPulsar) -> LevelTopicDescription:
     return description
 
 
-def test_movers_dispatchers_and_producers_are_listed(
-    memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
-) -> None:
-    client = memory_pulsar.client()
-    level, window = parked.level_topic(1), parked.window_topic
-    client.subscribe(level.partition(3).full, SUBSCRIPTION, consumer_name="mover")
-    client.subscribe(level.partition(3).full, "another", consumer_name="somebody")
-    client.subscribe(window.partition(1).full, SUBSCRIPTION, consumer_name="dispatcher")
-    client.create_producer(level.partition(0).full, producer_name="application")
-    rows = [row for row in everything(memory_pulsar.admin, parked).rows() if row.consumers]
-    found = {(row.level_name, row.partition, *row.consumers) for row in rows}
-    assert found == {("HOUR", 3, "mover"), ("window", 1, "dispatcher")}
-    with pytest.raises(LevelTopicError, match=r"consumer dispatcher .*producer application"):
-        lifecycle.delete(memory_pulsar.client(), memory_pulsar.admin, parked)
-
-
 def test_status_and_metrics_agree(
     memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
@@ -343,6 +326,7 @@ def test_a_subscription_is_foreign_unless_it_is_ours_or_the_brokers(
         "reader x": reader,
     }
     stats = [PartitionStats(0, found)]
+    assert foreign_subscriptions(parked.outcomes_topic, Role.OUTCOMES, stats) == [], "may follow"
     first, second = foreign_subscriptions(parked.window_topic, Role.WINDOW, stats)
     assert (first.name, first.durable) == ("delaylevel-reports", True)
     assert first.consumers == ("10.0.0.1:99",)
