@@ -141,15 +141,26 @@ class PartitionStats:
 SUBSCRIPTION_TYPES = frozenset({"Exclusive", "Failover", "Shared", "Key_Shared"})
 
 
-@dataclass(frozen=True)
-class TopicPolicies:
-    """Policies of a single topic; None for a policy that is unset, or left unchanged.
+@dataclass(frozen=True, kw_only=True)
+class ClientLimits:
+    """Limits of the clients of a topic; None for the limit of the next higher place.
 
-    They override those of its namespace, and these the broker's. A limit of 0 is no limit.
+    A topic's own limits override those of its namespace, and these the broker's. 0 is no limit.
 
     Attributes:
         subscription_types: types of subscriptions that are allowed.
         max_producers: number of producers of a partition at the same time.
+    """
+
+    subscription_types: frozenset[str] | None = None
+    max_producers: int | None = None
+
+
+@dataclass(frozen=True)
+class TopicPolicies(ClientLimits):
+    """Policies of a single topic; None for a policy that is unset, or left unchanged.
+
+    Attributes:
         max_consumers: number of consumers and readers of a partition.
         max_consumers_per_subscription: number of consumers of one subscription.
         max_subscriptions: number of subscriptions of a partition; each reader has one.
@@ -160,8 +171,6 @@ class TopicPolicies:
             later: see :class:`PartitionStats`. ``topic_policies()`` does not return it.
     """
 
-    subscription_types: frozenset[str] | None = None
-    max_producers: int | None = None
     message_ttl_s: int | None = None
     delete_while_inactive: bool | None = None
     replication_clusters: frozenset[str] | None = None
@@ -196,7 +205,7 @@ class BacklogQuota:
 
 
 @dataclass(frozen=True)
-class NamespacePolicies:
+class NamespacePolicies(ClientLimits):
     """Policies of a namespace; None for the broker's default.
 
     Attributes:
@@ -216,7 +225,7 @@ class NamespacePolicies:
 
 
 @dataclass(frozen=True)
-class BrokerSettings:
+class BrokerSettings(ClientLimits):
     """The relevant part of the broker's own configuration; None without permission to read it.
 
     Attributes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from delaylevel.errors import (
     AdminError,
@@ -24,7 +24,7 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model.formatting import format_duration, shell
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
 from .port import (
@@ -36,13 +36,16 @@ from .port import (
     TopicPolicies,
 )
 
+T = TypeVar("T")
+
 EVICTS = "consumer_backlog_eviction"
-# Failures to open a producer where a broker wants encryption.
-_BY_ENCRYPTION = ("NotAllowedError", "Timeout")
-_BUSY = "ProducerBusy"
+# Failures to open a producer that may come from a rule. A broker that wants encryption causes a
+# timeout.
+_BY_RULES = ("NotAllowedError", "ProducerBusy", "Timeout")
 # Errors that say all there is to say.
 _CLEAR = (AlreadyRunningError, BrokerUnreachableError, UpgradeRequiredError)
 _TENANT = "an administrator of the tenant: `pulsar-admin namespaces"
+_MAX_PRODUCERS = "maxProducersPerTopic"
 
 #: The policies of every topic of ours.
 OURS = TopicPolicies(
@@ -54,6 +57,8 @@ OURS = TopicPolicies(
     max_consumers_per_subscription=0,
     max_subscriptions=0,
 )
+#: Producers of a target: the application's and ours.
+TARGET_PRODUCERS = 2
 #: The answer of a broker without policies for single topics.
 NO_TOPIC_POLICIES = 405
 
@@ -81,12 +86,17 @@ class Facts:
     Attributes:
         topics: own policies of its member topics; those that do not exist, or are just to be
             created, are missing.
+        targets: policies of the namespace and of the topic itself, for each target that exists and
+            whose policies may be read.
     """
 
     description: LevelTopicDescription
     namespace: NamespacePolicies
     broker: BrokerSettings
     topics: Mapping[TopicName, TopicPolicies] = field(default_factory=dict)
+    targets: Mapping[TopicName, tuple[NamespacePolicies, TopicPolicies]] = field(
+        default_factory=dict
+    )
 
     @property
     def path(self) -> str:
@@ -138,22 +148,62 @@ def read(admin: TopicAdmin, description: LevelTopicDescription) -> Facts:
         if error.status != NO_TOPIC_POLICIES:
             raise
         settings = replace(settings, topic_policies=False)
-    return Facts(description, policies, settings, own)
+    targets = read_targets(admin, description, settings, own=True)
+    return Facts(description, policies, settings, own, targets)
+
+
+def read_targets(
+    admin: TopicAdmin,
+    description: LevelTopicDescription,
+    settings: BrokerSettings,
+    *,
+    own: bool,
+) -> dict[TopicName, tuple[NamespacePolicies, TopicPolicies]]:
+    """Read the policies of the targets; those that may not be read are left out.
+
+    Args:
+        own: True to read policies of topics also where namespace and broker restrict nothing.
+    """
+    found: dict[TopicName, tuple[NamespacePolicies, TopicPolicies]] = {}
+    namespaces: dict[str, NamespacePolicies | None] = {}
+    for name in map(TopicName.parse, description.targets):
+        path = name.namespace_path
+        if path not in namespaces:
+            try:
+                namespaces[path] = admin.namespace_policies(path)
+            except BrokerError:
+                namespaces[path] = None
+        policies = namespaces[path]
+        if policies is None:
+            continue
+        found[name] = policies, TopicPolicies()
+        limits = (policies.max_producers, settings.max_producers, policies.subscription_types)
+        if own or any(limits):
+            with suppress(BrokerError):
+                found[name] = policies, admin.topic_policies(name)
+    return found
 
 
 def refusal_of_target(admin: TopicAdmin, topic: TopicName, failure: str) -> str:
     """Return the rule for which a target refuses a producer of ours; empty if none is known."""
-    if failure == _BUSY:
-        return f"{_BUSY}: another producer has exclusive access, or maxProducersPerTopic is reached"
-    if failure not in _BY_ENCRYPTION:
+    if failure not in _BY_RULES:
         return ""
     path = topic.namespace_path
-    with suppress(BrokerError):
-        if admin.namespace_policies(path).encryption_required:
+    try:
+        policies, settings = admin.namespace_policies(path), admin.broker_settings()
+        if policies.encryption_required:
             return f"producers have to encrypt (policy of namespace {path})"
-        if admin.broker_settings().encryption_required:
+        if settings.encryption_required:
             return "producers have to encrypt (encryptionRequireOnProducer in broker.conf)"
-    return ""
+        if failure != "ProducerBusy":
+            return ""
+        own, namespace = admin.topic_policies(topic).max_producers, policies.max_producers
+        limit, place = _in_force(own, namespace, settings.max_producers, path, _MAX_PRODUCERS)
+    except BrokerError:
+        return ""
+    if limit is None or limit <= 0:
+        return ""
+    return f"ProducerBusy: at most {limit} producers at a time ({place})"
 
 
 def advised(description: LevelTopicDescription, error: Exception) -> str:
@@ -194,6 +244,17 @@ def quotas(policies: NamespacePolicies, settings: BrokerSettings) -> tuple[Backl
 # --- the rules -------------------------------------------------------------------------------
 
 
+def _in_force(
+    own: T | None, namespace: T | None, broker: T | None, path: str, setting: str
+) -> tuple[T | None, str]:
+    """Return the value in force and its place, in words."""
+    if own is not None:
+        return own, "policy of the topic"
+    if namespace is not None:
+        return namespace, f"policy of namespace {path}"
+    return broker, f"{setting} in broker.conf"
+
+
 def _policies(facts: Facts) -> Iterator[Problem]:
     if facts.broker.topic_policies is False:
         yield Problem(
@@ -215,6 +276,37 @@ def _policies(facts: Facts) -> Iterator[Problem]:
             )
 
 
+def _target_limits(facts: Facts) -> Iterator[Problem]:
+    broker = facts.broker
+    for target, (policies, own) in facts.targets.items():
+        path = target.namespace_path
+        limit, place = _in_force(
+            own.max_producers, policies.max_producers, broker.max_producers, path, _MAX_PRODUCERS
+        )
+        if limit is not None and 0 < limit < TARGET_PRODUCERS:  # 0 or less is no limit
+            yield Problem(
+                f"target {target} allows {limit} of its producers ({place}), and needs at least "
+                f"{TARGET_PRODUCERS}, the application's and ours",
+                "an administrator of the tenant: `pulsar-admin topicPolicies set-max-producers "
+                f"{target} -p 0`",
+            )
+        if facts.description.final_window is not FinalWindow.BROKER:
+            continue
+        types, place = _in_force(
+            own.subscription_types,
+            policies.subscription_types,
+            broker.subscription_types,
+            path,
+            "subscriptionTypesEnabled",
+        )
+        if types and not types & {"Shared", "Key_Shared"}:
+            yield Problem(
+                f"target {target} allows only the subscription types {', '.join(sorted(types))} "
+                f"({place}), which get messages early with the final window broker",
+                "use --final-window tracker, or allow Shared or Key_Shared",
+            )
+
+
 def _encryption(facts: Facts) -> Iterator[Problem]:
     if facts.broker.encryption_required:
         yield Problem(
@@ -223,13 +315,16 @@ def _encryption(facts: Facts) -> Iterator[Problem]:
             "a superuser: encryptionRequireOnProducer=false in broker.conf, and the policy of "
             "those namespaces instead that need it",
         )
-    if facts.namespace.encryption_required:
-        yield Problem(
-            f"namespace {facts.path} refuses producers that do not encrypt (policy encryption "
-            "required), and ours do not",
-            f"{_TENANT} set-encryption-required "
-            f"{facts.path} --disable`, or use topics of another namespace",
-        )
+    namespaces = {facts.path: facts.namespace}
+    namespaces.update({name.namespace_path: found for name, (found, _) in facts.targets.items()})
+    for path, policies in namespaces.items():
+        if policies.encryption_required:
+            yield Problem(
+                f"namespace {path} refuses producers that do not encrypt (policy encryption "
+                "required), and ours do not",
+                f"{_TENANT} set-encryption-required "
+                f"{path} --disable`, or use topics of another namespace",
+            )
 
 
 def _prefix(facts: Facts) -> Iterator[Problem]:
@@ -296,6 +391,7 @@ def _quota(facts: Facts) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     Rule("topic policies", _policies),
+    Rule("target limits", _target_limits),
     Rule("encryption", _encryption),
     Rule("subscription prefix", _prefix),
     Rule("replication", _replication),

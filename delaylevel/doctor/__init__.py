@@ -42,6 +42,7 @@ TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Finding]], ...] = (
     ("subscriptions", topic_checks.subscriptions),
     ("foreign subscriptions", topic_checks.foreign_subscriptions),
     *((rule.name, partial(topic_checks.rule, rule)) for rule in RULES),
+    ("openings", topic_checks.openings),
     ("targets", topic_checks.targets),
     ("target schemas", topic_checks.target_schemas),
     ("target subscriptions", topic_checks.target_subscriptions),

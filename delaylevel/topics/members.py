@@ -148,7 +148,8 @@ def refuse_unsafe(
     settings: BrokerSettings,
 ) -> None:
     """Raise UnsafeNamespaceError with all problems and remedies, if there are any."""
-    facts = rules.Facts(description, policies, settings)
+    targets = rules.read_targets(admin, description, settings, own=False)
+    facts = rules.Facts(description, policies, settings, targets=targets)
     problems = tuple(map(str, rules.violations(facts)))
     if problems:
         raise UnsafeNamespaceError(

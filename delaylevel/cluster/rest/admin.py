@@ -490,6 +490,8 @@ def _broker_settings(value: Mapping[str, str]) -> BrokerSettings:
         backlog_quotas=_default_quotas(value),
         encryption_required=_flag(value, "encryptionRequireOnProducer"),
         authorization=_flag(value, "authorizationEnabled"),
+        subscription_types=frozenset(_words(value.get("subscriptionTypesEnabled", ""))) or None,
+        max_producers=_number(value, "maxProducersPerTopic"),
     )
 
 
@@ -506,6 +508,8 @@ def _namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
         replication_clusters=frozenset(value.get("replication_clusters") or ()),
         encryption_required=bool(value.get("encryption_required")),
         subscription_prefix=value.get("subscription_auth_mode") == "Prefix",
+        subscription_types=frozenset(value.get("subscription_types_enabled") or ()) or None,
+        max_producers=value.get("max_producers_per_topic"),
     )
 
 
@@ -586,6 +590,11 @@ def _default_quotas(value: Mapping[str, str]) -> tuple[BacklogQuota, ...]:
     if age > 0:
         quotas.append(BacklogQuota("message_age", age, policy))
     return tuple(quotas)
+
+
+def _words(text: str) -> list[str]:
+    """Read a list as the broker writes it: ``[Shared, Failover]``."""
+    return re.findall(r"\w+", text)
 
 
 def _flag(value: Mapping[str, str], name: str) -> bool | None:

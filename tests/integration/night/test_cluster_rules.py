@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.port import TopicPolicies
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.doctor import State, examine
+from delaylevel.errors import UnsafeNamespaceError
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -108,16 +109,23 @@ def place(world: RealWorld, connection: Connection, tmp_path: Path) -> Place:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("rule", LIFTED)
 def test_a_rule_that_policies_of_our_topics_lift(place: Place, rule: str, when: str) -> None:
-    target = place.world.name("orders")
-    place.world.admin.create_partitioned(target, 0)
-    place.world.admin.create_subscription(target, "app")
-    # The application has a producer of the target, and the dispatcher needs another one.
-    place.world.admin.set_topic_policies(target, TopicPolicies(max_producers=0))
-    if when == "after":
+    created = when == "after"
+    if created:
         place.create()
         place.park()
     place.world.set_policy(rule, LIFTED[rule])
-    if when == "before":
+    if rule == "maxProducersPerTopic":
+        # The application has a producer of the target, and the dispatcher needs another one.
+        with pytest.raises(UnsafeNamespaceError, match="set-max-producers") as refused:
+            place.create()
+        assert "policy of namespace" in str(refused.value)
+        if created:
+            assert "target limits" in place.failed()
+        # The remedy for a target that allows one producer.
+        path = place.world.name("orders").rest_path
+        url = f"{place.world.admin.admin_url}/admin/v2/{path}/maxProducers"
+        assert urllib3.request("POST", url, json=0).status == 204
+    if not created:
         place.create()
         place.park()
     with place.serving():
@@ -143,7 +151,9 @@ def test_a_rule_that_comes_later_stops_only_its_topics_until_it_is_lifted(
 
             world.eventually(lambda: "delaylevel doctor" in said(), "the failure")
             assert not place.arrived()
-            assert "encryption required" in place.failed()["encryption"]
+            found = place.failed()
+            assert "encryption required" in found["encryption"]
+            assert "producer" in found["openings"]
             place.world.set_policy("encryptionRequired", False)
             world.eventually(place.arrived, "all messages once the rule is lifted", 90)
             assert place.failed() == {}
@@ -166,11 +176,12 @@ def test_messages_of_a_target_whose_rules_forbid_them_are_held_until_these_are_l
 
             place.world.eventually(held, "the held messages")
             assert held() == {f"producers have to encrypt (policy of namespace {elsewhere})"}
+            assert elsewhere in place.failed()["encryption"]
             other.world.set_policy("encryptionRequired", False)
             place.world.eventually(other.arrived, "all messages", 90)
 
 
-def test_doctor_changes_nothing(place: Place) -> None:
+def test_doctor_changes_nothing_and_takes_no_lock(place: Place) -> None:
     description = place.create()
     place.park(UNIT / 2)
     admin = place.world.admin

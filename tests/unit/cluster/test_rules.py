@@ -24,6 +24,7 @@ from delaylevel.errors import (
 )
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import registry
 
@@ -40,8 +41,10 @@ KNOWN = BrokerSettings(
     subscription_expiration_min=0,
     backlog_quotas=(HELD_BACK,),
 )
+UNSET = NamespacePolicies()
 DAYS_30 = 30 * 86_400
 BOTH = {"replication_clusters": frozenset({"here", "there"})}
+EXCLUSIVE = {"subscription_types": frozenset({"Exclusive"})}
 
 
 def ages(seconds: int, policy: str = "producer_exception") -> dict[str, Any]:
@@ -99,6 +102,30 @@ def test_replication_by_an_unknown_cluster_is_harmless_where_topics_are_kept_in_
     unknown = replace(KNOWN, cluster=None)
     topics = {DESCRIPTION.name: local}
     assert violations(Facts(DESCRIPTION, NamespacePolicies(**BOTH), unknown, topics)) == []
+
+
+@pytest.mark.parametrize(
+    ("window", "policies", "own", "said"),
+    [
+        (FinalWindow.TRACKER, {"encryption_required": True}, {}, "x/y refuses producers"),
+        (FinalWindow.TRACKER, {"max_producers": 1}, {}, "policy of namespace x/y"),
+        (FinalWindow.TRACKER, {"max_producers": 1}, {"max_producers": 0}, None),
+        (FinalWindow.TRACKER, {"max_producers": 1}, {"max_producers": -1}, None),
+        (FinalWindow.TRACKER, {}, {"max_producers": 1}, "policy of the topic"),
+        (FinalWindow.TRACKER, {}, {"max_producers": 2}, None),
+        (FinalWindow.BROKER, EXCLUSIVE, {}, "early"),
+        (FinalWindow.TRACKER, EXCLUSIVE, {}, None),
+    ],
+)
+def test_a_target_has_its_own_rules(
+    window: FinalWindow, policies: dict[str, Any], own: dict[str, Any], said: str | None
+) -> None:
+    target = TopicName.parse("x/y/orders")
+    targets = {target: (NamespacePolicies(**policies), TopicPolicies(**own))}
+    described = replace(DESCRIPTION, final_window=window)
+    found = [each.says for each in violations(Facts(described, UNSET, KNOWN, targets=targets))]
+    assert len(found) == bool(said)
+    assert said is None or said in found[0]
 
 
 @pytest.mark.parametrize(

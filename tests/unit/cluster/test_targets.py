@@ -505,14 +505,6 @@ def test_a_target_is_not_to_blame_for_a_suspended_process() -> None:
     assert world.outcomes() == [(1, "stored")]
 
 
-def test_a_target_that_takes_no_further_producer_says_why() -> None:
-    world = World()
-    world.client.refusal = pulsar.ProducerBusy("full")
-    world.send(1)
-    assert world.run() == [(1, "refused")]
-    assert "exclusive access, or maxProducersPerTopic is reached" in (world.refusal or "")
-
-
 def test_a_name_that_another_process_holds_is_waited_for() -> None:
     """A broker needs some seconds to notice that the process hangs."""
     world = World("name", patience_s=5.0)

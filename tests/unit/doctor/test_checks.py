@@ -141,6 +141,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Make:
         made = Cluster(description, **answers)
         answering = contextlib.nullcontext(made)
         monkeypatch.setattr(Admin, "from_connection", lambda *_, **__: answering)
+        monkeypatch.setattr(Connection, "open_client", lambda *_, **__: made.memory.client())
         return made
 
     monkeypatch.setattr(cluster_checks, "require_reachable", lambda _: None)

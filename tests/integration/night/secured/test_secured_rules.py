@@ -20,6 +20,13 @@ pytestmark = pytest.mark.broker
 MODE = "namespaces/public/default/subscriptionAuthMode"
 
 
+def refused(roles: Any) -> set[str]:
+    """Return the kinds of what the mover's role may not open of the levels."""
+    found = {item.check: item for item in examine(roles.load("mover"), roles.description.topic)}
+    says = [each.says for each in found["openings"].warnings]
+    return {line.split()[6] for line in says if "-delay-level-partition" in line}
+
+
 def test_a_prefix_of_subscriptions_is_refused_reported_and_survived(roles: Any) -> None:
     description = roles.description
     with roles.client("sender") as client:
@@ -42,5 +49,8 @@ def test_a_prefix_of_subscriptions_is_refused_reported_and_survived(roles: Any) 
             token = roles.secured.load(token=roles.secured.token)
             found = {item.check: item for item in examine(token, description.topic)}
             assert found["subscription prefix"].state is State.FAILED
+            # The mover's role may not read the rules, but it sees what they forbid.
+            assert refused(roles) >= {"consumer", "reader"}
             owner._rest.post(MODE, "None")
             eventually(lambda: stats().report.window == 1, "the hand-off")
+            assert "consumer" not in refused(roles), "what docs/security.md grants is enough"
