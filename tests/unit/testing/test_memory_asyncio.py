@@ -30,37 +30,12 @@ def run(scenario: Callable[[MemoryPulsar, Any], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def test_a_delayed_message_is_received_in_time() -> None:
-    async def scenario(memory: MemoryPulsar, client: Any) -> None:
-        assert isinstance(client, delaylevel.asyncio.DelayLevelClient)
-        consumer = await client.subscribe("orders", "billing")
-        producer = await client.create_producer("orders", enable_delay_level_topic=True)
-        assert isinstance(await producer.send(b"later", deliver_after=3 * DAY), pulsar.MessageId)
-        await producer.send(b"now", properties={"a": "b"}, partition_key="k")
-        first = await consumer.receive()
-        assert (first.data(), first.properties()["a"]) == (b"now", "b")
-        await consumer.acknowledge(first)
-        waiting = asyncio.ensure_future(consumer.receive())
-        await memory.advance_async(3 * DAY - MINUTE)
-        assert not waiting.done()
-        await memory.advance_async(MINUTE)
-        message = await waiting
-        assert message.data() == b"later"
-        await consumer.acknowledge_cumulative(message)
-        await producer.flush()
-        await producer.close()
-        await consumer.close()
-        with pytest.raises(pulsar.asyncio.PulsarException):
-            await consumer.receive()
-
-    run(scenario)
-
-
 def test_a_task_that_waits_for_messages_runs_at_their_times() -> None:
     """The messages that it sends meanwhile are delivered within the same advance."""
     seen: list[tuple[bytes, timedelta]] = []
 
     async def scenario(memory: MemoryPulsar, client: Any) -> None:
+        assert isinstance(client, delaylevel.asyncio.DelayLevelClient)
         consumer = await client.subscribe("orders", "billing", pulsar.ConsumerType.Shared)
         producer = await client.create_producer("orders", enable_delay_level_topic=True)
 
@@ -74,9 +49,13 @@ def test_a_task_that_waits_for_messages_runs_at_their_times() -> None:
 
         begin = memory.clock.now()
         task = asyncio.ensure_future(work())
-        await producer.send(b"0", deliver_after=DAY)
+        assert isinstance(await producer.send(b"0", deliver_after=DAY), pulsar.MessageId)
         await memory.advance_async(10 * DAY)
         task.cancel()
+        await producer.close()
+        await consumer.close()
+        with pytest.raises(pulsar.asyncio.PulsarException):
+            await consumer.receive()
 
     run(scenario)
     assert seen == [(b"%d" % n, (n + 1) * DAY) for n in range(4)]
