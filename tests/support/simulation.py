@@ -321,6 +321,13 @@ class Broker(FakeAdmin):
             self.every_topic.append(topic)
         return topic
 
+    def answer(self, to: Callable[[str], bool] = lambda name: True) -> None:
+        """Store and confirm everything that is in flight to topics, by their names."""
+        for producer in list(self.producers):
+            if to(producer.topic.name):
+                producer.store(len(producer.wire))
+                producer.confirm(len(producer.answers))
+
     # -- the client
 
     def create_producer(self, name: str, **settings: Any) -> Any:
@@ -888,9 +895,7 @@ class Simulation:
         if work:
             self.work()
         self.cycle()
-        for producer in list(self.broker.producers):
-            producer.store(len(producer.wire))
-            producer.confirm(len(producer.answers))
+        self.broker.answer()
         self.wait(seconds)
 
     def turn_several(self, turns: int) -> None:
@@ -904,10 +909,15 @@ class Simulation:
         for name, topic in self.broker.topics.items():
             if not is_target(name):
                 topic.refuses = False
-        for producer in list(self.broker.producers):
-            if not is_target(producer.topic.name):
-                producer.store(len(producer.wire))
-                producer.confirm(len(producer.answers))
+        self.broker.answer(lambda name: not is_target(name))
+
+    def progress(self, rounds: int = 1, seconds: float = 0.0) -> None:
+        """Let everything but the targets make progress, and some time pass in each round."""
+        for _ in range(rounds):
+            self.work()
+            self.own_topics_answer()
+            self.cycle()
+            self.wait(seconds)
 
     def fail_own_topics(self, stored: int) -> None:
         """Let the held and the dead-letter topic take no messages for now.

@@ -26,10 +26,7 @@ def run(tmp_path: Path) -> Simulation:
 
 def work(run: Simulation) -> dict[str, set[str]]:
     """Let everything but the targets make progress; return the outcomes so far, by ID."""
-    for _ in range(6):
-        run.work()
-        run.cycle()
-        run.own_topics_answer()
+    run.progress(6)
     return run.outcomes()
 
 
@@ -120,6 +117,19 @@ def test_what_was_sent_by_a_clock_that_was_ahead_is_not_cancelled_after_a_takeov
     run.settle()
     assert run.outcomes() == {"id-1": {"too late"}, "id-2": {"cancelled"}}
     run.check()
+
+
+def test_a_message_that_waits_for_its_target_is_cancelled(run: Simulation) -> None:
+    run.pause(ORDERS)
+    run.send(3, ORDERS, too_big=False)
+    run.wait(0.02)
+    work(run)
+    run.cancel(1, ORDERS)
+    assert work(run) == {"id-1": {"cancelled"}}
+    run.resume()
+    for _ in range(20):
+        run.round()
+    assert run.broker.topics[ORDERS].delivered == ["id-0", "id-2"]
 
 
 def test_a_cancellation_of_another_due_time_does_not_end_the_wait_of_a_later_one(

@@ -36,23 +36,6 @@ def few_at_once(patch: pytest.MonkeyPatch, *, in_flight: int, batch: int) -> Non
     patch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", batch)
 
 
-def rounds(run: Simulation, count: int, seconds: float = 0.1) -> None:
-    """Let everything make progress on a broker that answers for our own topics."""
-    for _ in range(count):
-        run.work()
-        run.own_topics_answer()
-        run.cycle()
-        run.wait(seconds)
-
-
-def answer(run: Simulation, target: str) -> None:
-    """Let a target store and confirm everything that is in flight."""
-    for producer in run.broker.producers:
-        if producer.topic.name == target:
-            producer.store(len(producer.wire))
-            producer.confirm(len(producer.answers))
-
-
 def opened(run: Simulation, targets: Sequence[str] = (ORDERS,)) -> Simulation:
     """Return a simulation with an open producer for some targets, and nothing in flight."""
     for target in targets:
@@ -78,7 +61,7 @@ def held(run: Simulation) -> list[str]:
 
 def is_full(run: Simulation) -> None:
     run.send(30, ORDERS, too_big=False)
-    rounds(run, 10)
+    run.progress(10, 0.1)
     run.send(5, ORDERS, too_big=False, compression="LZ4")
 
 
@@ -142,7 +125,7 @@ def test_what_a_target_does_not_take_stops_no_other_target(
         run.send(2, INVOICES, too_big=False)
         run.work()
         run.cycle()
-        answer(run, INVOICES)
+        run.broker.answer(INVOICES.__eq__)
         run.wait(0.05)
         assert run.queue.in_flight <= 60
     assert run.processes == 1
@@ -156,7 +139,7 @@ def test_large_properties_share_no_batch_when_they_are_set_aside(tmp_path: Path)
     run.broker.topics[ORDERS].refuses = True
     run.send(2, ORDERS, too_big=False)
     run.window[0].properties["large"] = "x" * 5_000  # type: ignore[union-attr]
-    rounds(run, 10)
+    run.progress(10, 0.1)
     assert sorted(held(run)) == ["id-0", "id-1"]
     name = run.description.held_topic.partition(0).full
     holding = [each for each in run.broker.producers if each.topic.name == name]
@@ -169,10 +152,10 @@ def test_no_message_passes_those_that_wait_for_the_same_target(
     few_at_once(monkeypatch, in_flight=4, batch=3)
     run = Simulation(False, tmp_path)
     run.send(30, ORDERS, too_big=False)
-    rounds(run, 10)  # it is slow
+    run.progress(10, 0.1)  # it is slow
     waiting = run.queue.waiting.count(TargetKey(ORDERS))
     assert waiting
-    answer(run, ORDERS)  # it has room before those that wait are looked at
+    run.broker.answer(ORDERS.__eq__)  # it has room before those that wait are looked at
     for _ in range(2):
         run.publisher.flights.process()
         run.work()
@@ -247,9 +230,9 @@ def test_a_burst_that_is_confirmed_at_once_has_several_records(
     monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._UNCOMMITTED", 10)
     run.send(60, ORDERS, too_big=False)
     run.wait(0.02)
-    rounds(run, 5, 0)
-    answer(run, ORDERS)
-    rounds(run, 5)
+    run.progress(5)
+    run.broker.answer(ORDERS.__eq__)
+    run.progress(5, 0.1)
     data = [*run.journal_topic.confirmed, *(each for each, _ in run.journal.tail)]
     sizes = [record.positions.size for record in map(decode, data) if isinstance(record, Released)]
     assert sum(sizes) == len(delivered(run)) == 61
@@ -261,7 +244,7 @@ def pause_after(run: Simulation, messages: int) -> float:
     run.wait(3.01)
     run.send(messages, ORDERS, too_big=False)
     run.wait(0.02)
-    rounds(run, 1, 0)
+    run.progress(1)
     assert run.publisher.flights.sent_ms == run.clock.now_ms()
     return run.publisher.flights.pause_s
 
@@ -389,8 +372,8 @@ def test_a_message_expires_in_the_millisecond_of_its_expiry(run: Simulation, lef
     while run.clock.now_ms() < expires_ms - left_ms:  # the process has no turn
         run.wait(0.0005)
     run.cycle()
-    rounds(run, 3)
-    answer(run, ORDERS)
+    run.progress(3, 0.1)
+    run.broker.answer(ORDERS.__eq__)
     assert delivered(run)[1:] == (["x"] if left_ms else [])
     assert held(run) == []
 
@@ -412,8 +395,8 @@ def test_a_message_that_expires_while_the_journal_confirms_is_not_sent(
         patch.setattr(run.journal, "store", slowly)
         run.cycle()
     for _ in range(2):
-        rounds(run, 3)
-        answer(run, ORDERS)
+        run.progress(3, 0.1)
+        run.broker.answer(ORDERS.__eq__)
     assert delivered(run) == ["id-0"]
     assert run.stats.now().expired == 1
 
@@ -443,6 +426,6 @@ def test_a_message_that_an_earlier_owner_may_still_send_does_not_expire(
         (left,) = run.queue.state.open_intents.values()
         assert left.first == UNCERTAIN, "its intent is resolved, and one of what is uncertain left"
     run.wait(2)
-    rounds(run, 5)
-    answer(run, ORDERS)
+    run.progress(5, 0.1)
+    run.broker.answer(ORDERS.__eq__)
     assert delivered(run) == ["id-0", "x"]

@@ -77,6 +77,7 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         "work": run.work,
         "wait": lambda: run.wait(amount),
         "own": run.own_topics_answer,
+        "run": run.progress,
         "held": run.bring_back,
         "reconnect": run.reconnect,
         "journal": lambda: run.journal.store(amount),
@@ -98,10 +99,6 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
     elif action == "publish":
         run.send(amount, target, too_big=amount == 1)
         run.turn_several(3)
-    elif action == "run":
-        run.work()
-        run.cycle()
-        run.own_topics_answer()
     elif action == "cycle":
         run.wait(0.02)
         run.cycle()

@@ -84,6 +84,14 @@ class TrackerMachine(RuleBasedStateMachine):
         del self.model[: len(due)]
 
     @precondition(lambda self: self.model)
+    @rule()
+    def get_in_the_first_millisecond(self) -> None:
+        self.now = self.model[0][0] - 1
+        self.get(1)
+        self.now += 1
+        self.get(1)
+
+    @precondition(lambda self: self.model)
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
         due, ledger, entry = data.draw(st.sampled_from(self.model))
