@@ -49,8 +49,9 @@ from delaylevel.mover.ready import trigger_of
 from delaylevel.mover.reporting import MoverReporter
 from delaylevel.mover.service import MoverStats
 from delaylevel.prometheus import serve
-from delaylevel.topics.roster import Roster
+from delaylevel.topics.roster import Roster, RosterReporter
 from delaylevel.topics.status import StatusCache, reported
+from delaylevel.web.reports import Collectors
 
 from . import control
 from .arrow_rows import SCHEMA
@@ -96,12 +97,7 @@ Report = Mapping[str, Mapping[str, int]]
 class JobMovers:
     """The level topics of a job, each with the statistics of a mover."""
 
-    retries = "Start the job again then."
-
-    def __init__(
-        self, roster: Roster, descriptions: Sequence[LevelTopicDescription], admin: TopicAdmin
-    ) -> None:
-        self.roster = roster
+    def __init__(self, descriptions: Sequence[LevelTopicDescription], admin: TopicAdmin) -> None:
         self.descriptions = descriptions
         self.members = StatusCache(partial(reported, admin))
         self._lock = threading.Lock()
@@ -443,10 +439,12 @@ class SparkSyncJob:
             admin = stack.enter_context(
                 Admin.from_connection(self._connection, for_service=not self._settings.once)
             )
-            movers = JobMovers(self._roster, self.descriptions, admin)
+            movers = JobMovers(self.descriptions, admin)
             if self._settings.metrics_port is not None:
                 port, address = self._settings.metrics_port, self._settings.metrics_address
-                served = stack.enter_context(serve(MoverReporter(movers), port, address))
+                untold = RosterReporter(self._roster, "Start the job again then.")
+                collectors = Collectors(MoverReporter(movers), untold)
+                served = stack.enter_context(serve(collectors, port, address))
                 self.http_address = address, served
             listener = SyncListener(self._query_name, movers, on_progress)
             spark.streams.addListener(listener)

@@ -14,14 +14,10 @@ from delaylevel.model.formatting import format_duration, listed, shell
 from delaylevel.model.level_topic import ALL
 from delaylevel.model.outcome import OutcomeStatus
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.roster import Roster
 from delaylevel.topics.status import (
     LevelTopicStatus,
     StatusCache,
     parked_levels,
-    refused_checks,
-    refused_sections,
-    refused_series,
     topic_problems,
 )
 from delaylevel.web.reports import (
@@ -131,18 +127,12 @@ def problems(
 class DispatchReporter:
     """Reporter of one dispatcher: metrics at each scrape, probes, status page and live queries.
 
-    Args:
-        roster: the level topics to serve, if no mover of the process tells which are not served.
-
     Attributes:
         reporters: itself; its collector has no other ones.
     """
 
-    def __init__(
-        self, dispatcher: Dispatcher, clock: Clock | None = None, roster: Roster | None = None
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher, clock: Clock | None = None) -> None:
         self._dispatcher = dispatcher
-        self._roster = roster
         self._clock = clock or SystemClock()
         self._queries = LiveQueries(dispatcher.groups, self._clock)
         self._members = StatusCache(lambda described: dispatcher.member_stats(described))
@@ -203,7 +193,6 @@ class DispatchReporter:
             counts = zip(bounds, stats.lateness.cumsum().tolist(), strict=True)
             lateness.add_metric(labels, list(counts), stats.lateness_ms / 1000)
         yield from (held, outcomes, overdue, state, lateness)
-        yield refused_series("dispatch", self._refused)
 
     def alive(self) -> Sequence[ProbeCheck]:
         silent_s = self._dispatcher.silent_s
@@ -212,22 +201,14 @@ class DispatchReporter:
 
     def ready(self) -> Sequence[ProbeCheck]:
         now_ms = self._clock.now_ms()
-        checks = [
+        return [
             check
             for group in self._dispatcher.groups()
             for check in (*start_checks(group), _lag(group, now_ms))
         ]
-        named = () if self._roster is None else self._roster.names
-        return checks + refused_checks(self._refused, named)
 
     def status(self) -> Sequence[StatusSection]:
-        served = [self._section(group) for group in self._dispatcher.groups()]
-        return served + refused_sections(self._refused)
-
-    @property
-    def _refused(self) -> Mapping[str, str]:
-        """The reason for each level topic that is not served, if nobody else tells it."""
-        return {} if self._roster is None else self._roster.refused
+        return [self._section(group) for group in self._dispatcher.groups()]
 
     def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer:
         name, processes = parameters.get(DISPATCHER), self._dispatcher.processes

@@ -7,15 +7,11 @@ from typing import Any, Protocol
 
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.topics.roster import Roster
 from delaylevel.topics.status import (
     StatusCache,
     backlog_series,
     lag_check,
     parked_levels,
-    refused_checks,
-    refused_sections,
-    refused_series,
     topic_problems,
 )
 from delaylevel.web.reports import ProbeCheck, ProblemLine, Reporter, StatusSection
@@ -28,13 +24,9 @@ class Movers(Protocol):
 
     Attributes:
         members: the broker's statistics of level topics.
-        roster: the level topics to serve.
-        retries: the time at which one that was refused is tried again, as a sentence.
     """
 
     members: StatusCache
-    roster: Roster
-    retries: str
 
     @property
     def descriptions(self) -> Sequence[LevelTopicDescription]:
@@ -73,12 +65,10 @@ class MoverReporter(Reporter):
             if stats.state == "moving":
                 name = f"hand-offs of {description.topic}"
                 checks.append(lag_check(name, description, self._members.read(description)))
-        roster = self._movers.roster
-        return checks + refused_checks(roster.refused, roster.names)
+        return checks
 
     def status(self) -> Sequence[StatusSection]:
-        served = [self._section(*each) for each in self._served()]
-        return served + refused_sections(self._movers.roster.refused, self._movers.retries)
+        return [self._section(*each) for each in self._served()]
 
     def collect(self) -> Iterator[Any]:
         """Yield every series, in the form that ``prometheus_client`` expects."""
@@ -111,7 +101,6 @@ class MoverReporter(Reporter):
                 series.add_metric((topic,), getattr(stats, name))
             yield series
         yield from backlog_series("mover", self._members.read_all(self._movers.descriptions))
-        yield refused_series("mover", self._movers.roster.refused)
 
     def _served(self) -> list[tuple[LevelTopicDescription, MoverStats]]:
         """Return the level topics and the statistics of their movers."""

@@ -24,7 +24,7 @@ from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
-from delaylevel.topics.roster import DescriptionCache, Roster
+from delaylevel.topics.roster import DescriptionCache
 from delaylevel.topics.status import StatusCache, reported
 
 from .local import LocalMover
@@ -264,12 +264,8 @@ class MoverService:
         trigger_ms: time between two passes, in ms; by default a fifth of the shortest lead.
 
     Attributes:
-        roster: the level topics to serve, which are added from there; the owner sets it.
         members: the broker's statistics of level topics.
     """
-
-    retries = "It is tried again every few seconds."
-    roster: Roster
 
     def __init__(
         self,

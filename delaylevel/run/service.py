@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from delaylevel.mover.reporting import MoverReporter, lock_check
 from delaylevel.mover.service import MoverService, check_movable
 from delaylevel.topics import roster
 from delaylevel.topics.status import LevelTopicStatus
-from delaylevel.web.reports import ProbeCheck, Reporter
+from delaylevel.web.reports import Collectors, ProbeCheck, Reporter
 
 # Time for which the broker's statistics of what waits are used again.
 _MEMBERS_S = 1.0
@@ -88,9 +88,7 @@ class LocalService:
                 self._movers = MoverService(
                     client, admin, self._scheduler, trigger_ms=trigger_ms, target_client=open_client
                 )
-                self.roster = self._movers.roster = roster.Roster(
-                    admin, level_topics, self._serve, namespace
-                )
+                self.roster = roster.Roster(admin, level_topics, self._serve, namespace)
                 self.roster.start()
                 if namespace is not None or self.roster.refused:
                     self._dispatching()  # for level topics that can be served later
@@ -229,27 +227,18 @@ class LocalService:
         return self._dispatcher
 
 
-class ServiceCollector:
-    """Collector of the series of movers and dispatchers, with the reporters of both."""
+class ServiceCollector(Collectors):
+    """Collectors and reporters of a service: of its movers, dispatchers and level topics."""
 
     def __init__(self, service: LocalService) -> None:
         def is_dispatched(topic: str) -> bool:
             return any(each.descriptions_of(topic) is not None for each in service.dispatchers)
 
-        # One of them tells which level topics are not served.
-        untold = None if service.movers else service.roster
-        self._collectors: list[MoverReporter | DispatchReporter] = [
+        super().__init__(
             *(MoverReporter(each, is_dispatched) for each in service.movers),
-            *(DispatchReporter(each, roster=untold) for each in service.dispatchers),
-        ]
-        self.reporters: tuple[Reporter, ...] = tuple(
-            reporter for each in self._collectors for reporter in each.reporters
+            *map(DispatchReporter, service.dispatchers),
+            roster.RosterReporter(service.roster),
         )
-
-    def collect(self) -> Iterator[Any]:
-        """Yield every series."""
-        for collector in self._collectors:
-            yield from collector.collect()
 
 
 def further_process(

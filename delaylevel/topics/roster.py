@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from delaylevel.cluster.failures import is_admin_away, may_pass, translate_errors
 from delaylevel.cluster.logs import RepeatedWarning
@@ -20,6 +21,7 @@ from delaylevel.errors import (
 )
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
+from delaylevel.web.reports import ProbeCheck, ProblemLine, Reporter, StatusSection
 
 from . import registry
 
@@ -346,3 +348,47 @@ class Roster:
             return
         if self.errors.pop(name, None) is not None:
             log.info("level topic %s is served now", name)
+
+
+class RosterReporter(Reporter):
+    """Reporter of the level topics that a process cannot serve now.
+
+    Args:
+        remedy: the time at which one is tried again, as a sentence.
+    """
+
+    def __init__(
+        self, roster: Roster, remedy: str = "It is tried again every few seconds."
+    ) -> None:
+        self._roster = roster
+        self._remedy = remedy
+        self.reporters = (self,)
+
+    def ready(self) -> Sequence[ProbeCheck]:
+        # Anybody may create one in a namespace: it does not end the readiness for the others.
+        named = self._roster.names
+        return [
+            ProbeCheck(f"level topic {name}", name not in named, f"it is not served: {text}")
+            for name, text in self._roster.refused.items()
+        ]
+
+    def status(self) -> Sequence[StatusSection]:
+        return [
+            StatusSection(
+                name, {}, problems=[ProblemLine(f"It is not served: {text}", self._remedy)]
+            )
+            for name, text in self._roster.refused.items()
+        ]
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the series, in the form that ``prometheus_client`` expects."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        series = GaugeMetricFamily(
+            "delaylevel_process_refused",
+            "1 for each level topic that the process cannot serve now.",
+            labels=("level_topic",),
+        )
+        for name in sorted(self._roster.refused):
+            series.add_metric((name,), 1)
+        yield series

@@ -27,7 +27,7 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.strategy import Level
 from delaylevel.model.topic_name import TopicName
-from delaylevel.web.reports import DuePeriod, ProbeCheck, ProblemLine, StatusSection
+from delaylevel.web.reports import DuePeriod, ProbeCheck, ProblemLine
 
 from .subscriptions import ForeignSubscription, foreign_subscriptions
 
@@ -449,47 +449,6 @@ def lag_check(
     lead_ms = description.levels.smallest_lead_ms
     text = f"{format_duration(at.behind_ms)} behind; the lead is {format_duration(lead_ms)}"
     return ProbeCheck(name, at.behind_ms < lead_ms, text)
-
-
-def refused_checks(refused: Mapping[str, str], named: Collection[str]) -> list[ProbeCheck]:
-    """Return a condition for each level topic that cannot be served, with its reason.
-
-    Args:
-        named: those that the process was told to serve. The others were found in a namespace,
-            where anybody may create one: they do not end the readiness for the rest.
-    """
-    return [
-        ProbeCheck(
-            f"level topic {name}",
-            name not in named,
-            f"it is not served: {text}",
-        )
-        for name, text in refused.items()
-    ]
-
-
-def refused_series(part: str, refused: Iterable[str]) -> Any:
-    """Return the series of level topics that cannot be served, as ``prometheus_client`` expects."""
-    from prometheus_client.core import GaugeMetricFamily
-
-    series = GaugeMetricFamily(
-        f"delaylevel_{part}_refused",
-        "1 for each level topic that the process cannot serve now.",
-        labels=("level_topic",),
-    )
-    for name in sorted(refused):
-        series.add_metric((name,), 1)
-    return series
-
-
-def refused_sections(
-    refused: Mapping[str, str], remedy: str = "It is tried again every few seconds."
-) -> list[StatusSection]:
-    """Return a section of the status page for each level topic that cannot be served."""
-    return [
-        StatusSection(name, {}, problems=[ProblemLine(f"It is not served: {text}", remedy)])
-        for name, text in refused.items()
-    ]
 
 
 def parked_levels(found: LevelTopicStatus | None) -> list[DuePeriod]:

@@ -26,6 +26,7 @@ from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.mover.reporting import MoverReporter
 from delaylevel.mover.service import MoverStats
 from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.topics.roster import RosterReporter
 from delaylevel.topics.status import status
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ PAGE = (ROOT / "docs/http.md").read_text(encoding="utf-8")
 TOPIC = "persistent://public/default/orders-delay-level"
 TARGET = "persistent://public/default/orders"
 NAME = re.compile(
-    r"delaylevel_(producer|listener|dispatch|function|mover)_[a-z]+(_[a-z]+)*"
+    r"delaylevel_(producer|listener|dispatch|function|mover|process)_[a-z]+(_[a-z]+)*"
     # base units only
     r"(?<!_ms)(?<!_ms_total)(?<!_ms_max)(?<!_mb)"
 )
@@ -82,7 +83,6 @@ class Moving:
     """A fake service that moves the messages of one level topic."""
 
     roster = SimpleNamespace(refused={"invoices": "not there"})
-    retries = ""
 
     def __init__(self) -> None:
         with MemoryPulsar() as memory:
@@ -114,7 +114,8 @@ def families() -> Iterator[Any]:
     moving: Any = Moving()
     yield from MoverReporter(moving, lambda topic: True).collect()
     dispatching: Any = Dispatching()
-    yield from DispatchReporter(dispatching, roster=moving.roster).collect()
+    yield from DispatchReporter(dispatching).collect()
+    yield from RosterReporter(moving.roster).collect()
 
 
 def in_code() -> dict[str, Series]:
@@ -152,6 +153,6 @@ def test_names_follow_the_scheme() -> None:
 def test_other_pages_name_only_existing_series(page: Path) -> None:
     known = set(in_code())
     known |= {f"{name}_{end}" for name in known for end in ("bucket", "sum", "count")}
-    parts = r"delaylevel_(?:producer|dispatch|function|mover)_[a-z_]+"
+    parts = r"delaylevel_(?:producer|dispatch|function|mover|process)_[a-z_]+"
     named = set(re.findall(rf"\b{parts}\b", page.read_text(encoding="utf-8")))
     assert named <= known

@@ -296,8 +296,7 @@ CASES: list[tuple[str, dict[Labels, tuple[float, float]], dict[Labels, tuple[flo
     *(("NoMover", {consumers(topic): (1, 0)},
        {consumers(each): (0, int(TOPICS[each] is Role.LEVEL)) for each in TOPICS})
       for topic, role in TOPICS.items() if role is Role.LEVEL),
-    *(("NotServed", {series(f"delaylevel_{part}_refused", **LEVEL): (0, 1)}, {})
-      for part in ("mover", "dispatch")),
+    ("NotServed", {series("delaylevel_process_refused", **LEVEL): (0, 1)}, {}),
     ("MoverBehind", {LAG: (0, 151)}, {LAG: (200, 149)}),
     ("LagGrows", {LAG: (31, 400)}, {LAG: (200, 210)}),
     ("FunctionBehind", {function("lag_seconds"): (0, 3_000), function("window"): (0, 10)},

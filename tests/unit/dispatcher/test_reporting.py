@@ -147,25 +147,20 @@ def test_a_process_on_standby_is_ready(dispatcher: Dispatching, reporter: Dispat
     assert any("standby" in check.text for check in reporter.ready())
 
 
-def test_a_process_without_a_mover_tells_which_level_topics_are_not_served(
-    dispatcher: Dispatching,
-) -> None:
+def test_a_process_tells_once_which_level_topics_are_not_served(dispatcher: Dispatching) -> None:
     refused = {"invoices": "it does not exist", "found": "it has format 2"}
     roster = SimpleNamespace(refused=refused, names=("invoices", "orders"))
     service: Any = SimpleNamespace(movers=(), dispatchers=(dispatcher,), roster=roster)
     collector = ServiceCollector(service)
-    (reporter,) = collector.reporters
+    _, reporter = collector.reporters
     # One that was found in the namespace does not end the readiness for the others.
-    assert [check.name for check in reporter.ready() if not check.ok] == ["level topic invoices"]
+    checks = {check.name: check.ok for check in reporter.ready()}
+    assert checks == {"level topic invoices": False, "level topic found": True}
     page = status_page(reporter.status(), reporter.ready())
     assert all(f"It is not served: {reason}" in page for reason in refused.values())
     series = {family.name: family for family in collector.collect()}
-    named = {one.labels["level_topic"] for one in series["delaylevel_dispatch_refused"].samples}
+    named = {one.labels["level_topic"] for one in series["delaylevel_process_refused"].samples}
     assert named == set(refused)
-    # A mover of the process tells it already.
-    service.movers = (SimpleNamespace(roster=roster, members=None),)
-    *_, reporter = ServiceCollector(service).reporters
-    assert all(check.ok for check in reporter.ready())
 
 
 def test_a_hung_process_is_not_alive(dispatcher: Dispatching, reporter: DispatchReporter) -> None:

@@ -25,7 +25,7 @@ DESCRIPTION = LevelTopicDescription(
 LEAD_MS = DESCRIPTION.levels.smallest_lead_ms
 
 
-def movers(stats: MoverStats, behind_ms: int | None = 0, held: int = 0, **refused: Any) -> Any:
+def movers(stats: MoverStats, behind_ms: int | None = 0, held: int = 0) -> Any:
     """Return a service with one level topic; the broker tells nothing of one without a lag."""
 
     def members(description: LevelTopicDescription) -> Any:
@@ -43,8 +43,6 @@ def movers(stats: MoverStats, behind_ms: int | None = 0, held: int = 0, **refuse
 
     return SimpleNamespace(
         descriptions=(DESCRIPTION,),
-        retries="It is tried again.",
-        roster=SimpleNamespace(**{"refused": {}, "names": (), **refused}),
         members=StatusCache(members),
         stats=lambda: {DESCRIPTION.topic: stats},
     )
@@ -71,21 +69,6 @@ def test_readiness_is_the_lock_and_a_lag_below_the_lead(
     checks = MoverReporter(movers(stats, behind_ms)).ready()
     assert all(check.ok for check in checks) == ready
     assert any(text in check.text for check in checks)
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_a_level_topic_that_is_not_served_is_named_and_counted(named: bool) -> None:
-    """One that was found in the namespace does not end the readiness for the others."""
-    refused = {"persistent://public/default/_late-delay-level": "it has format 2"}
-    served = movers(MOVING, refused=refused, names=tuple(refused) if named else ())
-    *others, last = MoverReporter(served).ready()
-    assert all(check.ok for check in others)
-    (topic,) = refused
-    assert (last.name, last.ok) == (f"level topic {topic}", not named)
-    assert last.text == "it is not served: it has format 2"
-    series = {family.name: family for family in MoverReporter(served).collect()}
-    (sample,) = series["delaylevel_mover_refused"].samples
-    assert (sample.labels, sample.value) == ({"level_topic": topic}, 1)
 
 
 def test_the_section_has_state_and_problems() -> None:
