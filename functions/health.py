@@ -10,16 +10,14 @@ from delaylevel import __version__
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import AdminError
-from delaylevel.model.formatting import format_duration, shell
-from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.formatting import shell
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics import status as levelstatus
-from delaylevel.topics.status import LevelTopicStatus
+from delaylevel.topics.status import LevelTopicStatus, topic_problems
 
 from .consumer_loop import source_topics
 from .deployment import function_name, not_deployed
 from .worker import FunctionsWorker
-
-_CONSUMER = "delaylevel-function@"
 
 
 @dataclass(frozen=True)
@@ -146,18 +144,12 @@ def problems_of(
             f"update it with `delaylevel mover deploy {shell(topic)}`"
         )
     if level.late and not down:
-        found.append(_why_behind(level))
-    if level.held_entries:
         found.append(
-            f"{level.held_entries:,} entries are held because their target could not be written; "
-            f"they are retried automatically. `delaylevel pending list {shell(topic)} --where "
-            "\"role = 'held'\" -o json` shows their targets and the reasons"
+            "messages arrive late: the instances do not keep up (deploy with more --parallelism), a "
+            "target is slow, or they cannot reach the admin interface (--worker-admin-url). Their "
+            "log, a file on the worker, tells which"
         )
-    if level.dead_letter_entries:
-        found.append(
-            f"{level.dead_letter_entries:,} entries are dead letters, which could not be read or "
-            f"delivered: `delaylevel dlq list {shell(topic)}` shows them with their reasons"
-        )
+    found += (f"{one.problem}. {one.remedy.removesuffix('.')}" for one in topic_problems(level))
     return found
 
 
@@ -188,22 +180,3 @@ def _why_down(down: list[InstanceStatus], function: str) -> str:
             f"stays down, {restart}; this is always needed after the restart of a standalone broker"
         )
     return f"{which}, and the worker gives no reason: {restart}"
-
-
-def _why_behind(level: LevelTopicStatus) -> str:
-    lead_ms = level.description.levels.smallest_lead_ms
-    late = (
-        f"hand-offs are {format_duration(level.behind_ms)} behind, more than the lead of "
-        f"{format_duration(lead_ms)}: messages arrive late"
-    )
-    readers = [name for row in level.rows(Role.LEVEL, Role.HELD) for name in row.consumers]
-    if readers and all(name.startswith(_CONSUMER) for name in readers):
-        return (
-            f"{late}. The instances work but do not keep up: raise --parallelism with "
-            "`delaylevel mover deploy`, or check for a slow target"
-        )
-    return (
-        f"{late}, and the instances do not receive messages yet. Their log, a file on the worker, "
-        "shows if one cannot reach the admin interface (--worker-admin-url), or is not allowed to "
-        "use it"
-    )

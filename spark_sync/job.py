@@ -172,7 +172,6 @@ class SyncListener(StreamingQueryListener):
         self._on_progress = on_progress
         self._run_id: str | None = None
         self._ended = threading.Event()
-        self.warm = threading.Event()
         self.moving = threading.Event()  # the running query has completed a batch
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
@@ -187,7 +186,6 @@ class SyncListener(StreamingQueryListener):
         progress = event.progress
         if progress.name != self._query_name:
             return
-        self.warm.set()
         self.moving.set()
         report = report_of(progress) if progress.numInputRows else {}
         self._movers.passed(report)
@@ -550,9 +548,8 @@ class SparkSyncJob:
             query = writer.start()
         try:
             while not query.awaitTermination(_POLL_S):
-                if listener.warm.is_set():
-                    self._ready.set()
                 if listener.moving.is_set():
+                    self._ready.set()
                     self._warning.over()
                 if self._at_once.is_set() or (self._stop.is_set() and self._is_stopped(query)):
                     return

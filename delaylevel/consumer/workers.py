@@ -3,7 +3,7 @@
 If the handler is a function, each thread receives messages and calls it. Nothing of ours is between
 the consumer and the handler. So the queue of the client is the only one, and a handler that hangs
 stops its own thread only. Each thread for new messages has a companion for retried copies, because
-a thread cannot wait for two consumers. A call of the handler holds a lock, so that at most
+a thread cannot wait for two consumers. A call of the handler holds a token, so that at most
 ``concurrency`` calls run at the same time.
 
 If the handler is a coroutine function, a thread for each consumer receives messages and passes them
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
 import threading
 import time
 from collections import deque
@@ -35,6 +36,9 @@ from .host import (
 )
 from .message import ReceivedMessage
 from .retry import Verdict
+
+#: Each call of a function takes one, and puts it back. (Written in C: it costs each message time.)
+Tokens = queue.SimpleQueue[None]
 
 
 class _Receiver(threading.Thread):
@@ -86,15 +90,14 @@ class Worker(_Receiver):
         self,
         handling: Handling,
         subscribed: Subscribed,
-        locks: list[threading.Lock],
-        index: int,
+        tokens: Tokens,
+        name: str,
         stopping: threading.Event,
     ) -> None:
-        super().__init__(f"{handling.listener.name}-{index}", handling, subscribed, stopping)
+        super().__init__(name, handling, subscribed, stopping)
         self._listener, self._unfinished = handling.listener, handling.unfinished
         self._handler = handling.listener.handler
-        self._locks = locks
-        self._lock = locks[index]
+        self._tokens = tokens
         self._handles_all = handling.handles_all
 
     @property
@@ -126,14 +129,13 @@ class Worker(_Receiver):
 
     def _handle_one(self, message: ReceivedMessage, consumer: Any) -> None:
         """Handle one message, and acknowledge it or leave it to the unfinished ones."""
-        # A thread and its companion share a lock, which is free unless both have a message. Only
-        # then another one is searched, which belongs to threads that have none.
-        lock = self._lock
-        if not lock.acquire(False):
-            other = self._free_lock()
-            if other is None:
-                return  # stopping: the message stays unacknowledged
-            lock = other
+        while True:
+            try:
+                self._tokens.get(timeout=WAIT_S)
+                break
+            except queue.Empty:
+                if self._stopping.is_set():
+                    return  # the message stays unacknowledged
         handles_all = self._handles_all
         verdict: Verdict | None = Verdict.HANDLE
         failure: BaseException | None = None
@@ -145,7 +147,7 @@ class Worker(_Receiver):
         except BaseException as error:  # of the filter, or of the function for IDs
             failure = error
         finally:
-            lock.release()
+            self._tokens.put(None)
         if handles_all and failure is None:
             self._tally.handled += 1
             consumer.acknowledge(message.raw)
@@ -179,16 +181,6 @@ class Worker(_Receiver):
             tally.in_progress = 0
         return None
 
-    def _free_lock(self) -> threading.Lock | None:
-        """Acquire any lock and return it; None if the listener stops."""
-        while not self._stopping.is_set():
-            for lock in self._locks:
-                if lock.acquire(False):
-                    return lock
-            if self._lock.acquire(timeout=WAIT_S):
-                return self._lock
-        return None
-
 
 class ThreadedListener(ReceivingThreads):
     """The threads of one listener, which call its handler."""
@@ -196,9 +188,17 @@ class ThreadedListener(ReceivingThreads):
     def __init__(self, handling: Handling, subscribe: Subscribe) -> None:
         super().__init__(handling.listener)
         listener = handling.listener
-        locks = [threading.Lock() for _ in range(listener.concurrency)]
+        tokens: Tokens = queue.SimpleQueue()
+        for _ in range(listener.concurrency):
+            tokens.put(None)
         self._workers = [
-            Worker(handling, sources[index % len(sources)], locks, index, self.stopping)
+            Worker(
+                handling,
+                sources[index % len(sources)],
+                tokens,
+                f"{listener.name}-{index}",
+                self.stopping,
+            )
             for sources in self.consumers(subscribe, listener.consumers)
             for index in range(listener.concurrency)
         ]

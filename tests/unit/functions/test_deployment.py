@@ -266,9 +266,10 @@ def test_a_healthy_function_has_no_problems() -> None:
             level(),
             "pip install 'pulsar-client[functions]>=3.13,<3.14'",
         ),
-        (one(), level(behind_ms=3_600_000, consumers=OURS), "raise --parallelism"),
-        (one(), level(behind_ms=3_600_000, consumers=("abc",)), "--worker-admin-url"),
+        (one(), level(behind_ms=3_600_000, consumers=OURS), "more --parallelism"),
+        (one(), level(behind_ms=3_600_000), "--worker-admin-url"),
         (one(), level(held=12), "12 entries are held"),
+        (one(), level(), "5 entries wait. Start one: `delaylevel mover deploy"),
         (
             one(latestUserExceptions=[{"exceptionString": "Traceback\nKeyError: 'x'"}]),
             level(),

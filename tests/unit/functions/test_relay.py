@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pulsar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -353,24 +352,6 @@ def test_a_silent_target_is_given_up_when_others_run_out_of_acknowledgements(
     assert world.counts(HELD) == (4,)
     world.answer(HELD)
     assert world.acknowledged == [0, 1, 2, 3]
-
-
-def test_a_level_that_does_not_answer_gets_messages_again_once_it_does(world: RelayWorld) -> None:
-    level, due_ms = f"{LEVEL_TOPIC}-partition-2", T0 + 3 * DAY + 20_000
-    world.refusals[level] = pulsar.ConnectError("nothing answers")
-    world.offer(0, due_ms=due_ms)
-    world.let_pass(STALL_S - 1)
-    assert world.given_back == [], "it may be served in a moment"
-    world.let_pass(2)
-    world.move(1, due_ms=due_ms)
-    assert world.given_back == [0, 1]
-    world.refusals.clear()
-    for entry in (2, 3, 0):
-        world.offer(entry, due_ms=due_ms)
-        world.let_pass(1)
-    world.answer(level)
-    assert 0 in world.acknowledged
-    assert world.relay.in_flight == 0
 
 
 # -- clients of targets

@@ -86,7 +86,7 @@ def test_other_queries_are_ignored(movers: JobMovers) -> None:
     listener.end(5, 100, name="another")
     listener.onQueryTerminated(SimpleNamespace(runId="run-2"))
     assert (movers.stats()[TOPIC].state, listener.seen) == ("starting", [])
-    assert not any(each.is_set() for each in (listener.warm, listener._ended))
+    assert not any(each.is_set() for each in (listener.moving, listener._ended))
     listener.onQueryTerminated(SimpleNamespace(runId="run-1"))
     listener.wait_ended()
     assert listener._ended.is_set()
