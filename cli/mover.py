@@ -216,7 +216,6 @@ def delete(settings: Settings, topic: str) -> None:
 )
 @options.trigger
 @click.option("--master", default="local[2]", metavar="URL", help="Master of Spark.")
-@options.mover_delivery
 @options.pairs("--conf", "spark_conf", help="Configuration property of Spark. Repeatable.")
 @options.pairs("--option", "options", help="Option of the streaming source. Repeatable.")
 @click.option(

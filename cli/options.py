@@ -13,9 +13,8 @@ from typing import Any
 import click
 
 from delaylevel.cli.views.output import FORMATS
-from delaylevel.errors import ConfigError
 from delaylevel.model.clock import duration_ms, instant_ms
-from delaylevel.model.delivery import Delivery, check_mover_delivery
+from delaylevel.model.delivery import Delivery
 from delaylevel.model.formatting import parse_duration, parse_iso
 from delaylevel.model.level_topic import Expired, FinalWindow, Mover
 from delaylevel.model.strategy import PartitionBy
@@ -139,22 +138,12 @@ def topic_command(
     return add
 
 
-def _at_least_once(_: click.Context, __: click.Parameter, value: Delivery) -> None:
-    try:
-        check_mover_delivery(value.value)
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from error
-
-
-_delivery = functools.partial(
-    click.option,
+delivery = click.option(
     "--delivery",
     type=OneOf(Delivery),
     default=Delivery.AT_LEAST_ONCE.value,
-    help="Delivery guarantee; effectively-once is for dispatchers, and needs deduplication.",
+    help="Delivery guarantee; effectively-once needs deduplication by the broker.",
 )
-delivery = _delivery()
-mover_delivery = _delivery(callback=_at_least_once, expose_value=False)
 trigger = click.option(
     "--trigger",
     "trigger_ms",

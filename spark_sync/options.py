@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError, DelayLevelError
-from delaylevel.model.delivery import Delivery, check_mover_delivery
 from delaylevel.model.topic_name import TopicName
 
 
@@ -56,7 +55,7 @@ _CONNECTION = {
     "tlsValidateHostname": "tls_validate_hostname",
     "operationTimeoutSeconds": "operation_timeout_seconds",
 }
-_READING = ("levelTopics", "maxOffsetsPerTrigger", "failOnDataLoss", "delivery")
+_READING = ("levelTopics", "maxOffsetsPerTrigger", "failOnDataLoss")
 # The folder through which the job's program and the query's processes communicate: control.py.
 _CONTROL = "controlDir"
 # The source forwards what it reads: forwarding.py.
@@ -90,7 +89,6 @@ class SyncOptions:
     def parse(cls, options: Mapping[str, str]) -> SyncOptions:
         """Parse the options of ``.option(…)``; names are not case-sensitive."""
         given = _known_options(options, (*_CONNECTION, *_READING, _FORWARD, _CONTROL))
-        check_mover_delivery(given.get("delivery", Delivery.AT_LEAST_ONCE.value))
         topics = [part.strip() for part in given.get("levelTopics", "").split(",") if part.strip()]
         if not topics:
             raise ConfigError(

@@ -7,8 +7,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from delaylevel.errors import ConfigError
-
 # Larger batches cannot be packed: a position is entry << 10 | batch index.
 LARGEST_BATCH = 1 << 10
 
@@ -24,16 +22,6 @@ class Delivery(str, enum.Enum):
 
     AT_LEAST_ONCE = "at-least-once"
     EFFECTIVELY_ONCE = "effectively-once"
-
-
-def check_mover_delivery(text: str) -> None:
-    """Raise ConfigError for a guarantee that no mover gives."""
-    if text.lower() != Delivery.AT_LEAST_ONCE.value:
-        raise ConfigError(
-            f"delivery {text!r}: a mover's hops are at least once. For effectively-once, give the "
-            "level topic the final window tracker (levels create --final-window tracker), whose "
-            "dispatcher removes copies: `delaylevel dispatcher run --delivery effectively-once`"
-        )
 
 
 @dataclass

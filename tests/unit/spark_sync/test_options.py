@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from click.testing import CliRunner
 
-from delaylevel.cli.main import cli
 from delaylevel.config import Connection
 from delaylevel.errors import ConfigError
 from delaylevel.spark_sync.options import SyncOptions
@@ -25,18 +23,6 @@ def test_host_names_are_verified_unless_told_otherwise(
     parsed = SyncOptions.parse({"levelTopics": "orders-delay-level", **given})
     connection = Connection.load(**dict(parsed.connection), environ={})
     assert connection.tls_validate_hostname is verified
-
-
-def test_a_job_that_shall_be_effectively_once_names_the_remedy() -> None:
-    given = {"levelTopics": "orders-delay-level"}
-    SyncOptions.parse({**given, "delivery": "at-least-once"})
-    remedy = "final window tracker .* dispatcher run --delivery effectively-once"
-    with pytest.raises(ConfigError, match=remedy):
-        SyncOptions.parse({**given, "delivery": "effectively-once"})
-    asked = CliRunner().invoke(cli, ["mover", "run", "orders", "--delivery", "effectively-once"])
-    assert asked.exit_code == 2
-    assert "at least once" in asked.stderr
-    assert "final window tracker" in asked.stderr
 
 
 def test_the_start_of_a_query_is_that_of_the_subscription() -> None:
