@@ -146,8 +146,8 @@ def problems_of(
     if level.late and not down:
         found.append(
             "messages arrive late: the instances do not keep up (deploy with more --parallelism), "
-            "a target is slow, or they cannot reach the admin interface (--worker-admin-url). Their "
-            "log, a file on the worker, tells which"
+            "a target is slow, or they cannot reach the admin interface (--worker-admin-url). "
+            "Their log, a file on the worker, tells which"
         )
     found += (f"{one.problem}. {one.remedy.removesuffix('.')}" for one in topic_problems(level))
     return found

@@ -21,9 +21,10 @@ from delaylevel.cluster.reader import LostRange, find_lost_range, read_range
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import AlreadyRunningError, BrokerError, DataLossError, LevelTopicError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
-from delaylevel.model.level_topic import LevelTopicDescription, Mover
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import EARLIEST, Position, SourcePartition, source_partitions
 from delaylevel.mover.ready import NextChecks, ReadyRange, ReadySearch
+from delaylevel.mover.service import check_movable
 
 from .options import SyncOptions
 from .runtime import InputRange, Runtime, runtime
@@ -355,15 +356,6 @@ class Driver:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(0.5)
-
-
-def check_movable(description: LevelTopicDescription) -> None:
-    """Raise LevelTopicError unless Spark may move this level topic."""
-    if description.mover is not Mover.SERVICE:
-        raise LevelTopicError(
-            f"level topic {description.topic} is moved by a {description.mover.value}, "
-            "not by Spark: deploy the Function, or create a level topic with --mover service"
-        )
 
 
 def _count(

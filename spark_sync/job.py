@@ -47,7 +47,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import source_partitions
 from delaylevel.mover.ready import trigger_of
 from delaylevel.mover.reporting import MoverReporter
-from delaylevel.mover.service import MoverStats
+from delaylevel.mover.service import MoverStats, check_movable
 from delaylevel.prometheus import serve
 from delaylevel.topics.roster import Roster, RosterReporter
 from delaylevel.topics.status import StatusCache, reported
@@ -55,7 +55,7 @@ from delaylevel.web.reports import Collectors
 
 from . import control
 from .arrow_rows import SCHEMA
-from .driver import LOCK_TIMEOUT_S, check_movable
+from .driver import LOCK_TIMEOUT_S
 from .forwarding import forwarded
 from .options import FORMAT, SyncOptions, SyncSettings, connection_options
 from .source import DelayLevelDataSource
