@@ -79,18 +79,6 @@ def mover() -> None:
     help="Memory of an instance.",
 )
 @click.option(
-    "--receiver-queue",
-    type=click.IntRange(1),
-    default=500,
-    help="Number of messages to fetch ahead for each partition.",
-)
-@click.option(
-    "--in-flight",
-    type=click.IntRange(1),
-    default=2000,
-    help="Largest number of messages that are sent and not yet confirmed.",
-)
-@click.option(
     "--worker-admin-url",
     "admin_url",
     metavar="URL",

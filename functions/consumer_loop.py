@@ -24,11 +24,12 @@ from delaylevel.errors import BrokerError, ConfigError, DelayLevelError, LevelTo
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 from delaylevel.topics import registry as topics
 
-from .relay import DEFAULT_IN_FLIGHT, Relay, RelayReport
+from .relay import Relay, RelayReport
 
 log = logging.getLogger(__name__)
 
-DEFAULT_RECEIVER_QUEUE = 500
+# Messages to fetch ahead for each partition.
+_RECEIVER_QUEUE = 500
 # Name of a secret with a token for the admin interface.
 TOKEN_SECRET = "delaylevel_admin_token"
 
@@ -44,28 +45,18 @@ class FunctionSettings:
 
     level_topic: str
     admin_url: str
-    receiver_queue: int = DEFAULT_RECEIVER_QUEUE
-    in_flight: int = DEFAULT_IN_FLIGHT
     token_file: str | None = None
     tls_trust_certs_file: str | None = None
     tls_allow_insecure: bool = False
     tls_validate_hostname: bool = True
 
-    def __post_init__(self) -> None:
-        if self.receiver_queue < 1 or self.in_flight < 1:
-            raise ConfigError("receiver queue and messages in flight must be at least 1")
-
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> FunctionSettings:
         """Read a Function's user configuration, and ignore unknown keys."""
         known = {field.name for field in fields(cls)}
-        values = {name: value for name, value in config.items() if name in known}
         try:
-            for name in ("receiver_queue", "in_flight"):
-                if name in values:
-                    values[name] = int(values[name])  # pulsar-admin turns 500 into 500.0
-            return cls(**values)
-        except (TypeError, ValueError) as error:
+            return cls(**{name: value for name, value in config.items() if name in known})
+        except TypeError as error:
             raise ConfigError(
                 f"the Function's user configuration cannot be read ({error}): deploy it with "
                 "`delaylevel mover deploy`"
@@ -175,7 +166,7 @@ class ConsumerLoop:
                 SUBSCRIPTION,
                 consumer_type=pulsar.ConsumerType.Shared,
                 initial_position=pulsar.InitialPosition.Earliest,
-                receiver_queue_size=self._settings.receiver_queue,
+                receiver_queue_size=_RECEIVER_QUEUE,
                 max_total_receiver_queue_size_across_partitions=_QUEUES_TOTAL,
                 negative_ack_redelivery_delay_ms=_REDELIVERY_MS,
                 consumer_name=self._name,
@@ -192,7 +183,6 @@ class ConsumerLoop:
             description,
             consumer,
             describe=self._describe,
-            in_flight=self._settings.in_flight,
             target_client=self._targets.of,
         )
         try:

@@ -11,8 +11,7 @@ from delaylevel.errors import ConfigError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 
 from .archive import FILE_NAME, build
-from .consumer_loop import DEFAULT_RECEIVER_QUEUE, FunctionSettings, check_movable, source_topics
-from .relay import DEFAULT_IN_FLIGHT
+from .consumer_loop import FunctionSettings, check_movable, source_topics
 from .worker import FunctionsWorker
 
 CLASS_NAME = "delaylevel.functions.mover.LevelMover"
@@ -29,8 +28,6 @@ class FunctionOptions:
         parallelism: number of instances.
         cpu: cores for each instance, if the worker can limit them (Kubernetes).
         ram_mb: memory for each instance in MB, if the worker can limit it.
-        receiver_queue: number of messages that an instance prefetches for each partition.
-        in_flight: limit of unconfirmed messages of an instance.
         admin_url: address of the admin interface as workers reach it; None for the one used here.
         token_file: file on the workers with the token of the Function's own role; None for the
             workers' credentials.
@@ -41,8 +38,6 @@ class FunctionOptions:
     parallelism: int = 1
     cpu: float = 1.0
     ram_mb: int = 512
-    receiver_queue: int = DEFAULT_RECEIVER_QUEUE
-    in_flight: int = DEFAULT_IN_FLIGHT
     admin_url: str | None = None
     token_file: str | None = None
     tls_trust_certs_file: str | None = None
@@ -87,8 +82,6 @@ def function_config(
     settings = FunctionSettings(
         level_topic=description.topic,
         admin_url=options.admin_url or connection.admin_url,
-        receiver_queue=options.receiver_queue,
-        in_flight=options.in_flight,
         token_file=options.token_file,
         tls_trust_certs_file=options.tls_trust_certs_file,
         tls_allow_insecure=connection.tls_allow_insecure,

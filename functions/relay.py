@@ -89,7 +89,7 @@ REMEMBERED = 50_000
 # and if nothing causes one.
 _READ_AGAIN_S, _TRY_AGAIN_S, _CHECK_EVERY_S = 0.25, 5.0, 60.0
 
-DEFAULT_IN_FLIGHT = 2000
+IN_FLIGHT = 2000
 IN_FLIGHT_BYTES = 64 * 1024 * 1024
 # This includes messages that only wait for their turn to be acknowledged. With the consumer's own
 # queue it stays below 50,000, where the broker would stop the consumer.
@@ -141,7 +141,7 @@ class Relay:
         *,
         clock: Clock | None = None,
         describe: Callable[[], LevelTopicDescription] | None = None,
-        in_flight: int = DEFAULT_IN_FLIGHT,
+        in_flight: int = IN_FLIGHT,
         start: Starter = in_background,
         now_s: Callable[[], float] = time.monotonic,
         target_client: Callable[[str], Any] | None = None,

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.functions import collect_list
 from pyspark.sql.streaming import DataStreamReader
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -503,10 +503,6 @@ class SparkSyncJob:
         self._at_once.set()
         self._stop.set()
 
-    def dataframe(self, spark: SparkSession) -> DataFrame:
-        """Return the streaming DataFrame of near-due messages, for a user's own steps."""
-        return self._reader(spark).schema(SCHEMA).load()
-
     def _reader(self, spark: SparkSession) -> DataStreamReader:
         return spark.readStream.format(FORMAT).options(
             **self._common_options(), **self._settings.options
@@ -528,7 +524,7 @@ class SparkSyncJob:
             # Nothing uses the rows, so they need not leave the process that reads them.
             frame = self._reader(spark).option("forwardInSource", "true").load()
         else:
-            rows = apply_steps(self.dataframe(spark), self._steps)
+            rows = apply_steps(self._reader(spark).schema(SCHEMA).load(), self._steps)
             frame = forwarded(rows, SyncOptions.parse(self._common_options()))
             settings |= LOCAL_SORT_ALLOWED
         if urlsplit(self._settings.checkpoint).scheme in ("", "file"):
