@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -143,7 +144,13 @@ class Unfinished:
             return taken
 
     def close(self, until_s: float) -> None:
-        """Finish what can be finished, and end the thread."""
+        """Finish what can be finished, end the thread, and close the publisher."""
+        try:
+            self._finish(until_s)
+        finally:
+            self._publisher.close()
+
+    def _finish(self, until_s: float) -> None:
         self._stopping = True
         if not self._threaded:
             until_s = 0.0
@@ -269,6 +276,8 @@ def _log_failure(listener: Listener, message: ReceivedMessage, decision: Park | 
 
 #: A thread that waits for messages notices a stop after this time.
 RECEIVE_MS = 500
+# Time to store IDs when nothing is left of the time for a stop.
+_LEAST_S = 1.0
 #: Pause after which a waiting host looks whether the listener stops, in seconds.
 WAIT_S = 0.05
 
@@ -317,6 +326,17 @@ class Handling:
             return Verdict.HANDLE
         return handled.begin(message, ended)
 
+    def close(self, until_s: float) -> None:
+        """Finish failed messages, and close what stores them."""
+        handled = self._handled
+        with ExitStack() as stack:  # backwards
+            if handled is not None:
+                stack.callback(handled.close)
+            stack.callback(self.unfinished.close, until_s)
+            if handled is not None:
+                # A confirmation of an ID lets its message be acknowledged.
+                stack.callback(lambda: handled.flush(min(_LEAST_S, left_s(until_s))))
+
     def release(self, message: ReceivedMessage) -> None:
         """Give up a message after :meth:`begin`, without a decision."""
         if self._handled is not None:
@@ -361,7 +381,7 @@ class Handling:
 class RunningListener(Protocol):
     """A listener that receives messages."""
 
-    listener: Listener
+    handling: Handling
 
     def start(self) -> None:
         """Subscribe, and receive messages."""
@@ -537,17 +557,20 @@ class ReceivingThreads:
     A subclass fills ``sources`` and ``threads``.
     """
 
-    def __init__(self, listener: Listener) -> None:
-        self.listener = listener
+    def __init__(self, handling: Handling) -> None:
+        self.handling = handling
         self.stopping = threading.Event()
         self.sources: list[Subscribed] = []
         self.threads: list[threading.Thread] = []
 
     def consumers(self, subscribe: Subscribe, count: int) -> list[list[Subscribed]]:
         """Return the consumers of new messages, and those of retried copies; add them to all."""
+        named = self.handling.listener
         found = [
             [
-                Subscribed(partial(opened, number), f"{what} of {self.listener}", self.stopping)
+                Subscribed(
+                    partial(opened, number), f"{what} of {self.handling.listener}", self.stopping
+                )
                 for number in range(count)
             ]
             for opened, what in zip(subscribe, ("messages", "retries"), strict=False)

@@ -13,8 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +27,7 @@ from delaylevel.errors import ConfigError, InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import parse_delay
 
-from .host import Handling, RunningListener, Unfinished, left_s
+from .host import Handling, RunningListener, Unfinished
 from .listener import Listener, ListenerHealth, listeners_of, name_of
 from .metrics import ListenerCollector
 from .retry_publisher import RetryPublisher
@@ -53,31 +52,6 @@ Host = Callable[[Handling, list[Callable[[int], Any]]], RunningListener]
 
 # A coroutine listener gets enough messages for its calls, and leaves the rest to other processes.
 _SMALLEST_QUEUE, _LARGEST_QUEUE = 100, 1000
-# Time for open producers to close when nothing is left of the time for a stop.
-_LEAST_S = 1.0
-
-
-@dataclass(frozen=True)
-class Started:
-    """A listener that receives messages, and what it needs."""
-
-    running: RunningListener
-    unfinished: Unfinished
-    publisher: RetryPublisher
-    handled: HandledIds | None
-
-    def close(self, until_s: float) -> None:
-        """Finish failed messages, and close everything."""
-        handled = self.handled
-        with ExitStack() as stack:  # backwards
-            stack.callback(self.running.close)
-            if handled is not None:
-                stack.callback(handled.close)
-            stack.callback(self.publisher.close)
-            stack.callback(self.unfinished.close, until_s)
-            if handled is not None:
-                # A confirmation of an ID lets its message be acknowledged.
-                stack.callback(lambda: handled.flush(min(_LEAST_S, left_s(until_s))))
 
 
 def host_of(client: Any) -> Host | None:
@@ -91,7 +65,7 @@ def host_of(client: Any) -> Host | None:
 
 def start_listener(
     listener: Listener, client: Any, clock: Clock, loop: asyncio.AbstractEventLoop | None
-) -> Started:
+) -> RunningListener:
     """Start a listener."""
     with ExitStack() as stack:
         publisher = RetryPublisher(client, listener.topic, listener.subscription)
@@ -123,7 +97,7 @@ def start_listener(
         stack.callback(running.stop)
         running.start()
         stack.pop_all()
-    return Started(running, unfinished, publisher, handled)
+    return running
 
 
 def subscribe_to(
@@ -179,7 +153,7 @@ class Listeners:
         self._stop_timeout = parse_delay(stop_timeout, "stop_timeout")
         self.clock: Clock = getattr(client, "_delaylevel_clock", None) or SystemClock()
         self._listeners: list[Listener] = []
-        self._started: list[Started] = []
+        self._started: list[RunningListener] = []
         self._loop: LoopThread | None = None
         self._running = False
         self._stopping = threading.Event()
@@ -417,18 +391,21 @@ class Listeners:
         until_s = time.monotonic() + self._stop_timeout.total_seconds()
         started, self._started = self._started, []
         for each in started:
-            each.running.stop()
+            each.stop()
         while not _joined(started) and time.monotonic() < until_s and not self._hurry.is_set():
             pass
         for each in started:
-            if each.running.running:
+            if each.running:
                 log.warning(
                     "%s: %d calls of the handler still run; their messages are delivered again",
-                    each.running.listener,
-                    each.running.running,
+                    each.handling.listener,
+                    each.running,
                 )
         for each in started:
-            each.close(time.monotonic() if self._hurry.is_set() else max(until_s, _soon_s()))
+            with closing(each):
+                each.handling.close(
+                    time.monotonic() if self._hurry.is_set() else max(until_s, _soon_s())
+                )
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.close(_soon_s())
@@ -445,12 +422,10 @@ class Listeners:
 
     def health(self) -> Mapping[tuple[str, str], ListenerHealth]:
         """Return the state of each listener that runs, by its topic and subscription."""
-        found = [each.running for each in self._started]
         return {
-            (each.listener.topic, each.listener.subscription): ListenerHealth(
-                each.alive, each.ready
-            )
-            for each in found
+            (listener.topic, listener.subscription): ListenerHealth(each.alive, each.ready)
+            for each in self._started
+            for listener in (each.handling.listener,)
         }
 
     def _signalled(self) -> None:
@@ -466,10 +441,10 @@ async def _ended(task: asyncio.Future[Any]) -> None:
             await asyncio.wait({task})
 
 
-def _joined(started: list[Started]) -> bool:
+def _joined(started: list[RunningListener]) -> bool:
     """Wait a moment for running handlers; return True if all have ended."""
     until_s = time.monotonic() + _GLANCE_S
-    return all(each.running.join(until_s) for each in started)
+    return all(each.join(until_s) for each in started)
 
 
 def _soon_s() -> float:

@@ -186,7 +186,7 @@ class ThreadedListener(ReceivingThreads):
     """The threads of one listener, which call its handler."""
 
     def __init__(self, handling: Handling, subscribe: Subscribe) -> None:
-        super().__init__(handling.listener)
+        super().__init__(handling)
         listener = handling.listener
         tokens: Tokens = queue.SimpleQueue()
         for _ in range(listener.concurrency):
@@ -421,7 +421,7 @@ class LoopListener(ReceivingThreads):
     def __init__(
         self, handling: Handling, subscribe: Subscribe, loop: asyncio.AbstractEventLoop
     ) -> None:
-        super().__init__(handling.listener)
+        super().__init__(handling)
         self._tasks = Tasks(handling, loop, self.stopping)
         self.threads += [
             Feeder(handling, source, self._tasks, self.stopping)

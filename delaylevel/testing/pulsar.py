@@ -70,8 +70,7 @@ class MemoryListener:
         running: list[MemoryListener],
         handled: Handled,
     ) -> None:
-        self.listener = handling.listener
-        self._handling = handling
+        self.handling = handling
         self._subscribe = subscribe
         self._all = running
         self._handled = handled
@@ -119,7 +118,7 @@ class MemoryListener:
         for consumer in self._consumers:
             while self.alive:
                 try:
-                    message = self._handling.received(consumer.receive(0))
+                    message = self.handling.received(consumer.receive(0))
                 except pulsar.Timeout:
                     break
                 worked = True
@@ -130,7 +129,7 @@ class MemoryListener:
 
     def _take(self, message: ReceivedMessage, consumer: Any) -> Step:
         """Call the handler unless the filter or the handled IDs leave the message out."""
-        handling, tally = self._handling, self._tally
+        handling, tally = self.handling, self._tally
         verdict: Verdict = Verdict.HANDLE
         failure: BaseException | None = None
         try:
@@ -146,14 +145,14 @@ class MemoryListener:
                 tally.took(time.perf_counter() - start_s)
                 self.running = tally.in_progress = 0
             if failure is None:
-                self._handled(self.listener, message)
+                self._handled(self.handling.listener, message)
         handling.settle(verdict, failure, message, consumer, tally)
 
     def _call(self, message: ReceivedMessage) -> Step:
         """Call the handler; return its error, or None."""
         try:
-            returned = self.listener.handler(message)
-            if self.listener.is_coroutine:
+            returned = self.handling.listener.handler(message)
+            if self.handling.listener.is_coroutine:
                 return (yield _failure(returned))
             if returned is not None:
                 refuse_awaitable(returned)
@@ -164,7 +163,7 @@ class MemoryListener:
     def _finish(self) -> bool:
         """Store and acknowledge failed messages; return True if there was one."""
         worked = False
-        while self._handling.unfinished.work():
+        while self.handling.unfinished.work():
             worked = True
         return worked
 
@@ -201,7 +200,7 @@ class Listening:
                 has a running event loop.
         """
         with self._alone(steps):
-            if any(each.listener.is_coroutine for each in self._running) and _has_loop():
+            if any(each.handling.listener.is_coroutine for each in self._running) and _has_loop():
                 raise InvalidInputError(
                     "this thread has a running event loop, so coroutines cannot be called here: "
                     "write `await memory.advance_async(...)`"

@@ -20,7 +20,6 @@ from delaylevel.consumer import host as module
 from delaylevel.consumer.handled_ids import HandledIds
 from delaylevel.consumer.host import Handling, Unfinished
 from delaylevel.consumer.listener import listeners_of
-from delaylevel.consumer.listeners import Started
 from delaylevel.consumer.retry import Bury, Failure, Park, Verdict
 from delaylevel.consumer.retry_publisher import CannotParkError
 from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
@@ -285,7 +284,6 @@ def test_what_was_handled_is_acknowledged_before_the_end() -> None:
     ids.flush(1)
     assert scene.consumer.acknowledged == ["a"]
     scene.handle("b")
-    started = Started(scene.consumer, scene.unfinished, scene.publisher, scene.handled)
-    started.close(time.monotonic() + 60)
+    scene.handling.close(time.monotonic() + 60)
     assert scene.consumer.acknowledged == ["a", "b"]
     assert scene.unfinished.count == 0
