@@ -565,7 +565,6 @@ class ReceivingThreads:
 
     def consumers(self, subscribe: Subscribe, count: int) -> list[list[Subscribed]]:
         """Return the consumers of new messages, and those of retried copies; add them to all."""
-        named = self.handling.listener
         found = [
             [
                 Subscribed(
