@@ -112,8 +112,7 @@ class HandledIds:
         self._by = by
         self._lock = threading.Lock()
         self._handled = Deduplicator(capacity)
-        # By ID that is being handled: the functions to call when that has ended.
-        self._in_progress: dict[int, list[Callable[[], object]]] = {}
+        self._in_progress: set[int] = set()
         # By identity of a message that was begun. The function for IDs is called only once: its
         # answer may be different after the handler has changed the message.
         self._keys: dict[int, int] = {}
@@ -135,14 +134,8 @@ class HandledIds:
         """Number of handled IDs that the store does not have yet."""
         return 0 if self._log is None else self._log.unsaved
 
-    def begin(self, message: Any, ended: Callable[[], object] | None = None) -> Verdict:
+    def begin(self, message: Any) -> Verdict:
         """Claim the ID of a message, unless it was handled or another message has the claim.
-
-        Args:
-            ended: function to call when the other message is saved or released; the caller then
-                calls `begin` again. It is called once, in the thread that saves or releases: it
-                must not block or raise. A thread passes the ``set`` of a ``threading.Event``, a
-                coroutine a ``call_soon_threadsafe``.
 
         Raises:
             InvalidIdError: the application's function returned no ID. The message was not claimed;
@@ -151,14 +144,11 @@ class HandledIds:
         """
         key = self._key_of(message)
         with self._lock:
-            waiting = self._in_progress.get(key)
-            if waiting is not None:
-                if ended is not None:
-                    waiting.append(ended)
+            if key in self._in_progress:
                 return Verdict.WAIT
             if self._handled.is_duplicate(key, _KEY):
                 return Verdict.DUPLICATE
-            self._in_progress[key] = []
+            self._in_progress.add(key)
             self._keys[id(message)] = key
         return Verdict.HANDLE
 
@@ -174,8 +164,7 @@ class HandledIds:
         key = self._keys.pop(id(message))
         with self._lock:
             self._handled.save(key, _KEY)
-            waiting = self._in_progress.pop(key, ())
-        _call(waiting)
+            self._in_progress.discard(key)
         if self._log is None:
             saved()
         else:
@@ -184,11 +173,9 @@ class HandledIds:
     def release(self, message: Any) -> None:
         """End the claim on the ID of a message that was not handled with success, if it has one."""
         key = self._keys.pop(id(message), None)
-        if key is None:
-            return
-        with self._lock:
-            waiting = self._in_progress.pop(key, ())
-        _call(waiting)
+        if key is not None:
+            with self._lock:
+                self._in_progress.discard(key)
 
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:
         """Wait until the store has every ID; return False if it does not within the time, in s."""
@@ -231,14 +218,6 @@ class HandledIds:
                 f"the ID for deduplication, from {source}, was {error}: it must be a text that is "
                 "not empty, or an integer of 64 bits"
             ) from None
-
-
-def _call(functions: Any) -> None:
-    for function in functions:
-        try:
-            function()
-        except Exception:
-            log.exception("a function that waits for the end of another handling has failed")
 
 
 SUFFIX = "handled"

@@ -309,11 +309,8 @@ class Handling:
         now_ms = self.clock.now_ms()
         return ReceivedMessage(raw, listener.business_topic, listener.subscription, now_ms)
 
-    def begin(self, message: ReceivedMessage, ended: Callable[[], object] | None = None) -> Verdict:
-        """Decide about a received message.
-
-        Args:
-            ended: function to call, in any thread, when it makes sense to ask again after ``WAIT``.
+    def begin(self, message: ReceivedMessage) -> Verdict:
+        """Decide about a received message; after ``WAIT``, ask again a moment later.
 
         Raises:
             BaseException: the error of the application's filter or function for IDs; it is a
@@ -324,7 +321,7 @@ class Handling:
             return Verdict.FILTERED
         if handled is None:
             return Verdict.HANDLE
-        return handled.begin(message, ended)
+        return handled.begin(message)
 
     def close(self, until_s: float) -> None:
         """Finish failed messages, and close what stores them."""

@@ -158,11 +158,10 @@ class Worker(_Receiver):
         """Return the next step for a message; None if the listener stops before it is known."""
         verdict = self._handling.begin(message)
         while verdict is Verdict.WAIT:
-            ended = threading.Event()
-            verdict = self._handling.begin(message, ended.set)
-            while verdict is Verdict.WAIT and not ended.wait(WAIT_S):
-                if self._stopping.is_set():
-                    return None
+            # Another thread is handling a message with the same ID.
+            if self._stopping.wait(WAIT_S):
+                return None
+            verdict = self._handling.begin(message)
         return verdict
 
     def _call(self, message: ReceivedMessage) -> BaseException | None:
