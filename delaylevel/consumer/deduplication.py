@@ -61,23 +61,19 @@ class Deduplication:
         """Return the deduplication that a listener's option ``deduplicate`` means.
 
         Args:
-            option: True for the defaults, False or None for none, a function that returns the ID,
-                or a `Deduplication`.
+            option: True for the defaults, False for none, or a `Deduplication`.
 
         Raises:
             InvalidInputError: any other value.
         """
-        if option is None or option is False:
+        if option is False:
             return None
         if option is True:
             return cls()
         if isinstance(option, cls):
             return option
-        if callable(option) and not isinstance(option, type):
-            return cls(by=option)
         raise InvalidInputError(
-            "deduplicate must be True, False, a function of the message, or a Deduplication, "
-            f"got {option!r}"
+            f"deduplicate must be True, False or a Deduplication, got {option!r}"
         )
 
     def open(self, client: Any, topic: str, subscription: str) -> HandledIds:

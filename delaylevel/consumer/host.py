@@ -90,11 +90,6 @@ class Unfinished:
         """True if no more messages should be received."""
         return self.count >= self.most
 
-    def wait_for_room(self, timeout_s: float) -> None:
-        """Wait until there is room for another message, at most for a time."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self.full, timeout_s)
-
     def add(self, message: ReceivedMessage, consumer: Any, decision: Park | Bury) -> None:
         """Take over a message whose attempt failed; log it."""
         _log_failure(self._listener, message, decision)

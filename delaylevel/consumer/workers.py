@@ -78,9 +78,8 @@ class _Receiver(threading.Thread):
 
     def _wait_for_room(self) -> None:
         """Wait until there are fewer unfinished messages, or the listener stops."""
-        unfinished = self._handling.unfinished
-        while unfinished.full and not self._stopping.is_set():
-            unfinished.wait_for_room(WAIT_S)
+        while self._handling.unfinished.full and not self._stopping.wait(WAIT_S):
+            pass
 
 
 class Worker(_Receiver):
