@@ -28,7 +28,7 @@ from .command import LOG_FORMAT, connection_options, examples, settings_of
 # use, so that `delaylevel broker` never loads Spark.
 SECTIONS = {
     "Set up": ("broker", "levels", "plan"),
-    "Run": ("run", "mover", "dispatcher", "listen", "send"),
+    "Run": ("run", "mover", "dispatcher", "send"),
     "Look": ("pending", "horizon", "doctor", "dlq"),
     "Try": ("demo",),
 }

@@ -1,7 +1,7 @@
 """A listener whose failed messages are retried after minutes and hours.
 
-delaylevel listen examples.listener_with_retries:app calls it for the messages of `orders`, and
-`delaylevel run orders` moves the retries.
+python -m examples.listener_with_retries calls it for the messages of `orders`, and `delaylevel run
+orders` moves the retries.
 """
 
 from __future__ import annotations
@@ -30,3 +30,7 @@ def bill(message: ReceivedMessage) -> None:
     if not message.data:
         raise Reject("an order without contents")  # a dead letter, without another attempt
     bank.charge(message.data.decode())
+
+
+if __name__ == "__main__":
+    app.run()

@@ -1,21 +1,16 @@
-"""The listeners of an application, and their import by name."""
+"""The listeners of an application."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import logging
 import os
-import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pulsar
@@ -23,7 +18,7 @@ from typing_extensions import Self
 
 from delaylevel.cluster.failures import missing_subscription
 from delaylevel.cluster.threads import stop_on_signals
-from delaylevel.errors import ConfigError, InvalidInputError
+from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import parse_delay
 
@@ -193,13 +188,6 @@ class Listeners:
         app._config = config
         return app
 
-    def unused_settings(self) -> list[str]:
-        """Return the configured names for which there is no listener."""
-        if self._config is None:
-            return []
-        unused = self._config.by_name.keys() - {listener.name for listener in self._listeners}
-        return sorted(f"[listeners.{name}]" for name in unused)
-
     @property
     def listeners(self) -> tuple[Listener, ...]:
         """The registered listeners, one for each topic."""
@@ -362,6 +350,9 @@ class Listeners:
             )
         if not self._listeners:
             raise InvalidInputError("there is no listener: register a function with @app.on(...)")
+        configured = {} if self._config is None else self._config.by_name
+        for name in sorted(configured.keys() - {listener.name for listener in self._listeners}):
+            log.warning("[listeners.%s] has no effect: there is no listener with this name", name)
         hosted = host_of(self.client) is not None
         if self._running and not hosted:
             raise InvalidInputError("these listeners run already: close them first")
@@ -450,43 +441,3 @@ def _joined(started: list[RunningListener]) -> bool:
 def _soon_s() -> float:
     """Return the time at which confirmations of the broker are waited for no longer."""
     return time.monotonic() + _CONFIRMED_S
-
-
-_TARGET = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
-
-
-def load(target: str, folder: str | os.PathLike[str] = ".") -> Listeners:
-    """Import a module, and return the listeners that it defines.
-
-    Args:
-        target: ``module:name``, with the name of a :class:`Listeners`.
-    """
-    match = _TARGET.fullmatch(target)
-    if match is None:
-        raise ConfigError(f"{target!r} is not MODULE:NAME: write, for example, shop.billing:app")
-    path = str(Path(folder).absolute())
-    if path not in sys.path:
-        sys.path.insert(0, path)
-    try:
-        module = importlib.import_module(match[1])
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if match[1] != missing and not match[1].startswith(f"{missing}."):
-            raise
-        raise ConfigError(
-            f"there is no module {missing} in {path} or in this Python's packages: check the name, "
-            "or change to the folder that contains it"
-        ) from None
-    found = getattr(module, match[2], None)
-    if not isinstance(found, Listeners):
-        others = [name for name, value in vars(module).items() if isinstance(value, Listeners)]
-        raise ConfigError(
-            f"{target} is no Listeners: that module has {', '.join(others) or 'none'}; write "
-            f"{match[2]} = Listeners(client)"
-        )
-    if not found.listeners:
-        raise ConfigError(
-            f"{target} has no listeners: decorate functions with @{match[2]}.on(...), in this "
-            "module or in one that it imports"
-        )
-    return found

@@ -39,7 +39,6 @@ COMMANDS: dict[str, list[tuple[str, str]]] = {
     "plan": [("--rate 10 --max-delay 3d --size 100", "")],
     "run": [("TOPIC", "window")],
     "mover run": [("TOPIC", "spark")],
-    "listen": [("shop:app --metrics-port 0", "metrics")],
     "dispatcher run": [("TOPIC", "window")],
     "send": [("TOPIC hi --after 2h", "")],
     "pending list": [("TOPIC", "inspect")],
@@ -94,13 +93,6 @@ def test_commands_name_the_extra_that_they_lack(
         for command, variants in COMMANDS.items()
         for arguments, lacks in variants
     ]
-    application = (
-        "from delaylevel import Listeners\n"
-        "app = Listeners.from_config()\n"
-        '@app.on("orders", subscription="billing")\n'
-        "def bill(message): ...\n"
-    )
-    (tmp_path / "shop.py").write_text(application, encoding="utf-8")
     lines = [json.dumps([names.get(word, word) for word in line.split()]) for line, _ in runs]
     done = subprocess.run(
         [sys.executable, PROGRAM, "--each"],

@@ -57,7 +57,7 @@ def test_the_help_has_four_sections() -> None:
     }
     assert found == {
         "Set up": ("broker", "levels", "plan"),
-        "Run": ("run", "mover", "dispatcher", "listen", "send"),
+        "Run": ("run", "mover", "dispatcher", "send"),
         "Look": ("pending", "horizon", "doctor", "dlq"),
         "Try": ("demo",),
     }

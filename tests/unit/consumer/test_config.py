@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pulsar
 import pytest
 
 from delaylevel.consumer.config import LISTENER_SETTINGS, ApplicationConfig
 from delaylevel.consumer.listener import listeners_of
+from delaylevel.consumer.listeners import Listeners
 from delaylevel.consumer.retry import Backoff
 from delaylevel.errors import ConfigError
+from delaylevel.testing import MemoryPulsar
 
 Write = Callable[[str], Path]
 
@@ -92,3 +95,22 @@ def test_every_setting_of_a_listener_is_an_option_of_a_listener(write: Write) ->
     (found,) = listeners_of(lambda message: None, "orders", "x", options)
     assert (found.concurrency, found.backoff) == (2, Backoff("1s"))
     assert found.options["receiver_queue_size"] == 10
+
+
+def test_a_listener_has_the_settings_of_its_name(
+    write: Write,
+    memory_pulsar: MemoryPulsar,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(ApplicationConfig, "open_client", lambda self: memory_pulsar.client())
+    app = Listeners.from_config(write(FILE), environ={})
+
+    @app.on("orders")
+    def bill(message: Any) -> None: ...
+
+    (listener,) = app.listeners
+    assert (listener.subscription, listener.concurrency) == ("shop", 8)
+    app.start()
+    assert "[listeners.ship] has no effect" in caplog.text
+    app.close()

@@ -1,9 +1,7 @@
-"""A test of ``delaylevel listen`` as a program on a real broker."""
+"""A test of listeners as a program on a real broker."""
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 import urllib.error
@@ -14,6 +12,7 @@ from pathlib import Path
 import pulsar
 import pytest
 
+from delaylevel.broker.process import free_ports
 from delaylevel.testing import EmbeddedPulsar
 from support.world import eventually
 
@@ -21,13 +20,15 @@ APP = """
 import time
 from delaylevel.consumer import Listeners
 
-app = Listeners.from_config()
+app = Listeners.from_config("config.toml")
 
 @app.on("{topic}", retry=False)
 def bill(message):
     print("begin", message.data.decode(), flush=True)
     time.sleep(1.5)
     print("end", message.data.decode(), flush=True)
+
+app.run(metrics_port={port})
 """
 CONFIG = """
 [listeners]
@@ -39,24 +40,20 @@ concurrency = 2
 """
 
 
-class Listening:
-    """The command that runs an application in a folder."""
+class Program:
+    """An application that runs in a folder."""
 
     def __init__(self, folder: Path, pulsar: EmbeddedPulsar) -> None:
         self.topic, self._log = pulsar.topic("orders"), folder / "output"
         self.send = pulsar.client().create_producer(self.topic).send
-        (folder / "config.toml").write_text(CONFIG)
-        (folder / "shop.py").write_text(APP.format(topic=self.topic))
+        (self.port,) = free_ports(1)
         where = pulsar.connection
-        addresses = ("--service-url", where.service_url, "--admin-url", where.admin_url)
-        command = [sys.executable, "-m", "delaylevel", "--config", "config.toml", *addresses]
+        addresses = f"service_url = '{where.service_url}'\nadmin_url = '{where.admin_url}'\n"
+        (folder / "config.toml").write_text(addresses + CONFIG)
+        (folder / "shop.py").write_text(APP.format(topic=self.topic, port=self.port))
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command, "listen", "shop:app", "--metrics-port", "0"],
-                cwd=folder,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                [sys.executable, "shop.py"], cwd=folder, stdout=output, stderr=subprocess.STDOUT
             )
 
     def said(self) -> str:
@@ -69,30 +66,30 @@ class Listening:
 
 
 @pytest.fixture
-def listening(tmp_path: Path, embedded_pulsar: EmbeddedPulsar) -> Iterator[Listening]:
+def program(tmp_path: Path, embedded_pulsar: EmbeddedPulsar) -> Iterator[Program]:
     pytest.importorskip("prometheus_client")
-    made = Listening(tmp_path, embedded_pulsar)
+    made = Program(tmp_path, embedded_pulsar)
     yield made
     made.process.kill()
     made.process.wait()
 
 
 def test_it_serves_metrics_and_a_signal_ends_it_after_the_running_handler(
-    listening: Listening, embedded_pulsar: EmbeddedPulsar
+    program: Program, embedded_pulsar: EmbeddedPulsar
 ) -> None:
-    listening.send(b"first")
-    listening.until("end first")
-    match = re.search(r"Metrics at (http://\S+)/metrics", listening.said())
-    assert match, listening.said()
+    program.send(b"first")
+    program.until("end first")
 
     def get(path: str) -> str:
         try:
-            with urllib.request.urlopen(match[1] + path, timeout=60) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{program.port}{path}", timeout=60
+            ) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             return error.read().decode()
 
-    labels = f'{{listener="bill",subscription="billing",topic="{listening.topic}"}}'
+    labels = f'{{listener="bill",subscription="billing",topic="{program.topic}"}}'
     eventually(lambda: f"delaylevel_listener_handled_total{labels} 1.0" in get("/metrics"), "it")
     # A message may arrive before the consumers of all partitions are connected.
     eventually(lambda: f"delaylevel_listener_subscribed{labels} 1.0" in get("/metrics"), "it")
@@ -100,15 +97,14 @@ def test_it_serves_metrics_and_a_signal_ends_it_after_the_running_handler(
     assert "delaylevel_listener_duration_seconds_bucket" in get("/metrics")
     assert '"ok": true' in get("/healthz")
     assert "bill" in get("/")
-    listening.send(b"second")
-    listening.until("begin second")
-    listening.process.terminate()
-    assert listening.process.wait(60) == 0
-    assert "end second" in listening.said()
-    assert "[listeners.shipp] has no effect" in listening.said()
-    assert f"bill: {listening.topic}, subscription billing (Shared)" in listening.said()
+    program.send(b"second")
+    program.until("begin second")
+    program.process.terminate()
+    assert program.process.wait(60) == 0
+    assert "end second" in program.said()
+    assert "[listeners.shipp] has no effect" in program.said()
     consumer = embedded_pulsar.client().subscribe(
-        listening.topic, "billing", consumer_type=pulsar.ConsumerType.Shared
+        program.topic, "billing", consumer_type=pulsar.ConsumerType.Shared
     )
     with pytest.raises(pulsar.Timeout):
         consumer.receive(500)
