@@ -34,7 +34,7 @@ from delaylevel.model.formatting import exact_duration
 
 from .listener import Listener, ListenerCounts
 from .message import ReceivedMessage
-from .retry import Bury, Park, Verdict, decide, one_line, trace_of
+from .retry import Decision, Verdict, decide, one_line, trace_of
 from .retry_publisher import CannotParkError, RetryPublisher
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class _Failed:
 
     message: ReceivedMessage
     consumer: Any
-    decision: Park | Bury
+    decision: Decision
     due_ms: int  # 0 for a dead letter
     pauses: int = 0
 
@@ -90,11 +90,11 @@ class Unfinished:
         """True if no more messages should be received."""
         return self.count >= self.most
 
-    def add(self, message: ReceivedMessage, consumer: Any, decision: Park | Bury) -> None:
+    def add(self, message: ReceivedMessage, consumer: Any, decision: Decision) -> None:
         """Take over a message whose attempt failed; log it."""
         _log_failure(self._listener, message, decision)
         due_ms = 0
-        if isinstance(decision, Park):
+        if decision.delay is not None:
             due_ms = self._clock.now_ms() + duration_ms(decision.delay)
         with self._changed:
             if self._threaded and self._thread is None:
@@ -121,9 +121,9 @@ class Unfinished:
             timeout_s = min(timeout_s, self._waiting[0][0] - now_s)
         items = self._take(timeout_s)
         failed += [item for item in items if item is not None]
-        self._letters += [each for each in failed if isinstance(each.decision, Bury)]
+        self._letters += [each for each in failed if each.decision.delay is None]
         worked = bool(items or self._letters or failed)
-        self._park([each for each in failed if isinstance(each.decision, Park)])
+        self._park([each for each in failed if each.decision.delay is not None])
         if self._letters:
             self._bury(self._letters.popleft())
         return worked
@@ -177,19 +177,23 @@ class Unfinished:
                 log.exception("%s: a failed message stays unacknowledged", self._listener)
 
     def _park(self, failed: Sequence[_Failed]) -> None:
-        copies: list[tuple[ReceivedMessage, Park]] = []
+        copies: list[tuple[ReceivedMessage, Decision]] = []
         for each in failed:
-            park = each.decision
-            assert isinstance(park, Park)
+            decision = each.decision
             if each.pauses:
                 left_ms = max(0, each.due_ms - self._clock.now_ms())
-                park = Park(timedelta(milliseconds=left_ms), park.failure)
-            copies.append((each.message, park))
+                decision = decision._replace(delay=timedelta(milliseconds=left_ms))
+            copies.append((each.message, decision))
         errors = self._publisher.park(copies) if copies else []
         for each, error in zip(failed, errors, strict=True):
             if isinstance(error, (CannotParkError, DelayTooLongError, InvalidDelayError)):
-                assert isinstance(each.decision, Park)
-                each.decision = _last(each.decision, error)
+                reason, failure = each.decision.reason, each.decision.error
+                each.decision = Decision(
+                    None,
+                    one_line(f"cannot be retried: {error}; {reason}"),
+                    failure,
+                    "" if failure is None else trace_of(failure),
+                )
                 _log_failure(self._listener, each.message, each.decision)
                 self._letters.append(each)
             elif self._settle(each, error):
@@ -199,7 +203,7 @@ class Unfinished:
     def _bury(self, failed: _Failed) -> None:
         error = None
         try:
-            self._publisher.bury(failed.message, failed.decision.failure)
+            self._publisher.bury(failed.message, failed.decision)
         except Exception as refused:
             error = refused
         if self._settle(failed, error):
@@ -240,20 +244,12 @@ class Unfinished:
             self._changed.notify_all()
 
 
-def _last(park: Park, error: Exception) -> Bury:
-    """Return the decision for a message that cannot be handled again as decided."""
-    failure = park.failure
-    trace = "" if failure.error is None else trace_of(failure.error)
-    reason = one_line(f"cannot be retried: {error}; {failure.reason}")
-    return Bury(failure._replace(reason=reason, trace=trace))
-
-
-def _log_failure(listener: Listener, message: ReceivedMessage, decision: Park | Bury) -> None:
+def _log_failure(listener: Listener, message: ReceivedMessage, decision: Decision) -> None:
     attempt = str(message.attempt)
     if listener.backoff is not None:
         attempt += f" of {listener.backoff.attempts}"
-    reason = decision.failure.reason
-    if isinstance(decision, Park):
+    reason = decision.reason
+    if decision.delay is not None:
         next_step = f"again in {exact_duration(duration_ms(decision.delay))}"
         log.warning(
             "%s: attempt %s of %s: %s; %s", listener, attempt, message.id, reason, next_step
@@ -265,7 +261,7 @@ def _log_failure(listener: Listener, message: ReceivedMessage, decision: Park | 
             attempt,
             message.id,
             reason,
-            decision.failure.trace,
+            decision.trace,
         )
 
 

@@ -141,30 +141,20 @@ _LONGEST_REASON, LONGEST_TRACE = 1_000, 8_000
 _HERE = str(Path(__file__).parent)
 
 
-class Failure(NamedTuple):
-    """A failed attempt to handle a message.
+class Decision(NamedTuple):
+    """The decision about a message whose attempt failed.
 
     Attributes:
+        delay: time until the next attempt; None to move the message to the dead-letter topic.
         reason: one line, at most 1,000 characters, e.g. ``ValueError: text``.
+        error: the failure of the handler.
         trace: the traceback of the exception; empty if the message is handled again.
     """
 
-    error: BaseException | None
+    delay: timedelta | None
     reason: str
+    error: BaseException | None = None
     trace: str = ""
-
-
-class Park(NamedTuple):
-    """The decision to handle a message again."""
-
-    delay: timedelta
-    failure: Failure
-
-
-class Bury(NamedTuple):
-    """The decision to move a message to the dead-letter topic."""
-
-    failure: Failure
 
 
 def reason_of(error: BaseException) -> str:
@@ -207,25 +197,22 @@ def decide(
     attempt: int,
     error: BaseException,
     random: Callable[[], float] = random_numbers.random,
-) -> Park | Bury:
+) -> Decision:
     """Return the decision about a message whose attempt failed.
 
     Args:
         backoff: delays between attempts; None if the first failure is final.
         attempt: number of the failed attempt, from 1.
     """
-    reason = reason_of(error)
+    reason, delay = reason_of(error), None
+    wish = error if isinstance(error, Retry) else None
     if isinstance(error, Reject):
-        return Bury(Failure(error, reason, trace_of(error)))
-    if backoff is None:
-        if isinstance(error, Retry):
+        pass
+    elif backoff is None:
+        if wish is not None:
             reason = one_line(f"without effect, as the listener has retry=False: {reason}")
-        return Bury(Failure(error, reason, trace_of(error)))
-    delay = None
-    if isinstance(error, Retry) or backoff.retries(error):
+    elif wish is not None or backoff.retries(error):
         delay = backoff.delay(attempt, random)
-    if delay is None:
-        return Bury(Failure(error, reason, trace_of(error)))
-    if isinstance(error, Retry) and error.after is not None:
-        delay = error.after
-    return Park(delay, Failure(error, reason))
+        if delay is not None and wish is not None and wish.after is not None:
+            delay = wish.after
+    return Decision(delay, reason, error, trace_of(error) if delay is None else "")

@@ -38,7 +38,7 @@ from delaylevel.producer.client_calls import error_of, in_client
 from delaylevel.topics import members
 
 from .message import ReceivedMessage
-from .retry import Failure, Park, clean
+from .retry import Decision, clean
 from .retry_topics import RetryTopics, dead_letter_partition, prepare
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def _own_id(message: ReceivedMessage, step: str) -> str:
 def letter_properties(
     message: ReceivedMessage,
     found: dict[str, str],
-    failure: Failure,
+    decision: Decision,
     *,
     retry_topic: str,
     due_ms: int,
@@ -105,21 +105,21 @@ def letter_properties(
         found: properties of the message, with those that replace unreadable fields.
     """
     properties = {
-        **copy_properties(message, failure.reason),
-        retries.TRACEBACK: failure.trace,
+        **copy_properties(message, decision.reason),
+        retries.TRACEBACK: decision.trace,
         retries.ATTEMPTS: str(message.attempt),
         retries.ROUND: str(round_of(message) + 1),
         env.DUE: str(due_ms),
         env.TARGET: retry_topic,
         env.ID: letter_id(message),
         env.SOURCE: message.position_id,
-        env.REASON: f"attempt {message.attempt} failed: {failure.reason}",
+        env.REASON: f"attempt {message.attempt} failed: {decision.reason}",
     }
     # Its attempts are counted from 1 again if it is replayed.
     del properties[retries.FAILED_ATTEMPTS]
     unreadable = (env.UNREADABLE, RAW)
     properties.update((k, v) for k, v in found.items() if k.startswith(unreadable))
-    if not failure.trace:
+    if not decision.trace:
         del properties[retries.TRACEBACK]
     if schema is not None:
         properties[env.SCHEMA] = str(schema)
@@ -157,7 +157,6 @@ NO_SCHEMA = SchemaKey("", -1)
 # A schema that the retry topic has, and the reference to it.
 Declared = tuple[EncodedSchema | None, SchemaRef | None]
 _BYTES: Declared = (None, None)
-_UNSAID = Failure(None, "")
 
 
 class CannotParkError(Exception):
@@ -216,7 +215,7 @@ class RetryPublisher:
             )
         return producer
 
-    def park(self, copies: Sequence[tuple[ReceivedMessage, Park]]) -> list[Exception | None]:
+    def park(self, copies: Sequence[tuple[ReceivedMessage, Decision]]) -> list[Exception | None]:
         """Store copies of messages for their next attempts.
 
         Returns:
@@ -229,7 +228,7 @@ class RetryPublisher:
         # Once for each schema: if the broker is away, every attempt takes its time.
         producers: dict[SchemaKey, Any] = {}
         awaited = 0
-        for number, (message, park) in enumerate(copies):
+        for number, (message, decision) in enumerate(copies):
             outcomes.append(None)
             try:
                 self._check(message)
@@ -243,7 +242,8 @@ class RetryPublisher:
                         producers[schema] = error
                 if isinstance(producers[schema], Exception):
                     raise producers[schema]
-                self._send(producers[schema], message, fields, park, partial(_put, answers, number))
+                answered = partial(_put, answers, number)
+                self._send(producers[schema], message, fields, decision, answered)
                 awaited += 1
             except Exception as error:
                 outcomes[number] = error
@@ -259,12 +259,12 @@ class RetryPublisher:
             # Look at the topics again, and open other producers, for the next copies.
             self._close_producers()
         # Those that are too large, again without the text of the error.
-        smaller: list[tuple[int, tuple[ReceivedMessage, Park]]] = []
+        smaller: list[tuple[int, tuple[ReceivedMessage, Decision]]] = []
         for number, outcome in enumerate(outcomes):
             if isinstance(outcome, pulsar.MessageTooBig):
-                message, park = copies[number]
-                if park.failure.reason:
-                    smaller.append((number, (message, Park(park.delay, _UNSAID))))
+                message, decision = copies[number]
+                if decision.reason:
+                    smaller.append((number, (message, decision._replace(reason=""))))
                 else:
                     sizes = "the broker's limit for messages is lower"
                     if isinstance(outcome, MessageTooLargeError):
@@ -276,7 +276,7 @@ class RetryPublisher:
                 outcomes[number] = outcome
         return outcomes
 
-    def bury(self, message: ReceivedMessage, failure: Failure) -> None:
+    def bury(self, message: ReceivedMessage, decision: Decision) -> None:
         """Store a message in the dead-letter topic of the subscription."""
         self._check(message)
         self._prepared()
@@ -285,7 +285,7 @@ class RetryPublisher:
         properties = letter_properties(
             message,
             fields.properties,
-            failure,
+            decision,
             retry_topic=self.topics.retry.full,
             due_ms=self._clock.now_ms(),
             schema=self._declare(SchemaKey.of(message.raw))[1],
@@ -376,22 +376,23 @@ class RetryPublisher:
         producer: Any,
         message: ReceivedMessage,
         fields: ParkedMessage,
-        park: Park,
+        decision: Decision,
         answered: Callable[[Any, Any], None],
     ) -> None:
         options: dict[str, Any] = {}
-        if park.delay > timedelta(0):
+        delay = max(decision.delay or timedelta(0), timedelta(0))
+        if delay:
             # Its original is acknowledged, so no default expiry may ever end it: neither that of
             # the level topic now, nor one that is set while it waits.
             options["expires_at"] = NEVER_MS
         producer.send_async(
             fields.value,
             answered,
-            properties=copy_properties(message, park.failure.reason),
+            properties=copy_properties(message, decision.reason),
             partition_key=fields.key or None,
             ordering_key=fields.ordering_key or None,
             event_timestamp=fields.event_ms or None,
-            deliver_after=max(park.delay, timedelta(0)),
+            deliver_after=delay,
             message_id=copy_id(message),
             **options,
         )

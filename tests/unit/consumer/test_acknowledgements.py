@@ -20,15 +20,14 @@ from delaylevel.consumer import host as module
 from delaylevel.consumer.handled_ids import HandledIds
 from delaylevel.consumer.host import Handling, Unfinished
 from delaylevel.consumer.listener import listeners_of
-from delaylevel.consumer.retry import Bury, Failure, Park, Verdict
+from delaylevel.consumer.retry import Decision, Verdict
 from delaylevel.consumer.retry_publisher import CannotParkError
 from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
 from support.fakes import HandClock
 from support.world import eventually
 
 TOPIC = "persistent://public/default/orders"
-FAILURE = Failure(ValueError("no"), "ValueError: no")
-PARK, BURY = Park(timedelta(minutes=1), FAILURE), Bury(FAILURE)
+PARK, BURY = (Decision(delay, "ValueError: no") for delay in (timedelta(minutes=1), None))
 AWAY = ConnectionError("away")
 
 
@@ -71,9 +70,9 @@ class Publisher:
         self.seen: Callable[[], object] = lambda: None
 
     def park(self, copies: Any) -> list[Exception | None]:
-        return [self._outcome(park.delay) for _, park in copies]
+        return [self._outcome(decision.delay) for _, decision in copies]
 
-    def bury(self, message: Any, failure: Failure) -> None:
+    def bury(self, message: Any, decision: Decision) -> None:
         error = self._outcome(None)
         if error is not None:
             raise error
@@ -131,7 +130,7 @@ class Scene:
         raw = SimpleNamespace(name=name, properties=lambda: properties, partition_key=lambda: "")
         return ReceivedMessage(raw, TOPIC, "billing", 0)
 
-    def fail(self, decision: Park | Bury = PARK, name: str = "a") -> None:
+    def fail(self, decision: Decision = PARK, name: str = "a") -> None:
         self.unfinished.add(self.message(name), self.consumer, decision)
 
     def work(self) -> None:
@@ -195,7 +194,7 @@ def test_a_refused_copy_is_published_again_for_the_same_time(
 
 @pytest.mark.parametrize("decision", [PARK, BURY])
 def test_the_broker_keeps_a_message_that_cannot_be_stored_elsewhere(
-    scene: Scene, decision: Park | Bury, caplog: pytest.LogCaptureFixture
+    scene: Scene, decision: Decision, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene.publisher.answers = [UnsupportedOptionError("it was encrypted")]
     scene.fail(decision)

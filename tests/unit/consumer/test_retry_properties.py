@@ -50,7 +50,7 @@ def test_texts_that_are_not_unicode_make_no_property_unreadable() -> None:
     properties = letter_properties(
         received(),
         {},
-        decision.failure,
+        decision,
         retry_topic="orders-billing-RETRY",
         due_ms=1,
         schema=None,

@@ -19,7 +19,7 @@ from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.retry import Failure, Park, trace_of
+from delaylevel.consumer.retry import Decision, decide
 from delaylevel.consumer.retry_publisher import NO_SCHEMA, CannotParkError, RetryPublisher
 from delaylevel.dispatcher import DispatchSettings
 from delaylevel.errors import UnsupportedOptionError
@@ -35,12 +35,12 @@ LEVELS = Levels([PartitionStrategy(partition_by=SECOND, maximum_delay=20 * SECON
 SOON = timedelta(milliseconds=300)
 
 
-def failure(text: str) -> Failure:
-    """Return a failed attempt with a traceback."""
+def failure(text: str) -> Decision:
+    """Return the decision about a last attempt that failed."""
     try:
         raise ValueError(text)
     except ValueError as error:
-        return Failure(error, f"ValueError: {text}", trace_of(error))
+        return decide(None, 1, error)
 
 
 class RetryWorld:
@@ -79,7 +79,7 @@ class RetryWorld:
 
     def park(self, message: ReceivedMessage, text: str = "no money") -> Exception | None:
         """Park a message whose attempt failed with a text; return the error."""
-        (outcome,) = self.publisher.park([(message, Park(SOON, failure(text)))])
+        (outcome,) = self.publisher.park([(message, failure(text)._replace(delay=SOON))])
         return outcome
 
     @contextmanager
