@@ -156,13 +156,12 @@ def dropped(progress: Any) -> int:
 class DuplicateCheck:
     """Detector of rows that appear twice in one task, e.g. after a join with several matches.
 
-    It is cheap while rows come in the order of their positions, as they do from the source and
-    from :func:`apply_steps`. From the first row out of order on, it remembers all positions.
+    Rows come in the order of their positions, as they do from the source and from
+    :func:`apply_steps`, so it compares neighbours.
     """
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[int, int, int]] = {}
-        self._seen: dict[str, set[tuple[int, int, int]]] = {}
 
     def check(self, batch: pa.RecordBatch) -> None:
         """Check the rows of a record batch, before any of them is forwarded."""
@@ -174,23 +173,18 @@ class DuplicateCheck:
             self._check(name, list(zip(*(part.to_pylist() for part in chosen), strict=True)))
 
     def _check(self, topic: str, positions: list[tuple[int, int, int]]) -> None:
-        last = self._last.get(topic, (-1, -1, -1))
-        if last < positions[0] and all(map(lt, positions, positions[1:])):
-            self._last[topic] = positions[-1]
+        before = [self._last.get(topic, (-1, -1, -1)), *positions]
+        self._last[topic] = positions[-1]
+        if all(map(lt, before, positions)):
             return
-        seen = self._seen.setdefault(topic, set())
-        for position in positions:
-            if position == last or position in seen:
-                where = ":".join(str(number) for number in position)
-                raise StepsError(
-                    f"the message at {where} of {topic} came twice in one batch: the steps "
-                    "multiply rows (a join with several matches, explode). Nothing of the batch "
-                    "is acknowledged; let each row match at most once, e.g. with dropDuplicates "
-                    "on the other table or a left_semi join"
-                )
-            seen.add(position)
-            last = max(last, position)
-        self._last[topic] = last
+        wrong = next(each for last, each in zip(before, positions, strict=False) if each <= last)
+        where = ":".join(str(number) for number in wrong)
+        raise StepsError(
+            f"the message at {where} of {topic} came twice in one batch: the steps multiply rows "
+            "(a join with several matches, explode). Nothing of the batch is acknowledged; let "
+            "each row match at most once, e.g. with dropDuplicates on the other table or a "
+            "left_semi join"
+        )
 
 
 def _check_columns(result: DataFrame) -> None:
