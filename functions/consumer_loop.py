@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -72,8 +73,6 @@ _REPORT_S = 1.0
 _REDELIVERY_MS = 10_000
 _QUEUES_TOTAL = 20_000
 
-Report = Callable[[RelayReport, Relay], None]
-
 
 def source_topics(description: LevelTopicDescription) -> list[str]:
     """Return the topics that a Function reads: every level, and the held topic."""
@@ -94,55 +93,41 @@ def check_movable(description: LevelTopicDescription) -> None:
         )
 
 
-class ConsumerLoop:
-    """Thread that moves the messages of one level topic until it is stopped."""
+class ConsumerLoop(threading.Thread):
+    """Thread that moves the messages of one level topic until its client is closed.
+
+    Args:
+        consumer_name: name of its consumer.
+        target_client: function that returns a new client for a target; None to share one.
+        replaces: consumers to close as soon as the loop has its own; the broker then delivers their
+            unacknowledged messages to that one.
+    """
 
     def __init__(
         self,
         client: Any,
         admin: TopicAdmin,
         settings: FunctionSettings,
-        name: str,
-        report: Report | None = None,
-        target_client: Callable[[], Any] | None = None,
+        consumer_name: str,
+        report: Callable[[RelayReport, Relay], None],
+        target_client: Callable[[], Any] | None,
+        replaces: Iterable[Any],
     ) -> None:
+        super().__init__(name="delaylevel-consumer-loop", daemon=True)
         self._client = client
         self._targets = TargetClients(client, target_client)
         self._admin = admin
         self._settings = settings
-        self._name = name
+        self._consumer_name = consumer_name
         self._report = report
+        self._replaces = list(replaces)
         self._warning = RepeatedWarning(log, f"level topic {settings.level_topic}")
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
 
-    def start(self, replaces: Iterable[Any] = ()) -> None:
-        """Start the thread.
-
-        Args:
-            replaces: consumers to close as soon as the loop has its own; the broker then delivers
-                their unacknowledged messages to that one.
-        """
-        self._thread = threading.Thread(
-            target=self._run, args=(list(replaces),), name="delaylevel-consumer-loop", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """True while the thread runs."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def stop(self, timeout_s: float = 10) -> None:
-        """Finish the messages in flight, and stop; unacknowledged ones are delivered again."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-
-    def _run(self, replaces: list[Any]) -> None:
-        while not self._stop.is_set():
+    def run(self) -> None:
+        """Move messages; begin again after a failure."""
+        while True:
             try:
-                self._move(replaces)
+                self._move()
             except pulsar.AlreadyClosed:
                 log.info("the client is closed: this instance stops")
                 return
@@ -150,14 +135,14 @@ class ConsumerLoop:
                 self._warning.failed(f"not moving ({error_name(error)}): {error}")
             except Exception:
                 log.exception("not moving: this should not happen")
-            self._stop.wait(_RETRY_S)
+            time.sleep(_RETRY_S)
 
     def _describe(self) -> LevelTopicDescription:
         description = topics.describe(self._admin, self._settings.level_topic)
         check_movable(description)
         return description
 
-    def _move(self, replaces: list[Any]) -> None:
+    def _move(self) -> None:
         description = self._describe()
         sources = source_topics(description)
         try:
@@ -169,7 +154,7 @@ class ConsumerLoop:
                 receiver_queue_size=_RECEIVER_QUEUE,
                 max_total_receiver_queue_size_across_partitions=_QUEUES_TOTAL,
                 negative_ack_redelivery_delay_ms=_REDELIVERY_MS,
-                consumer_name=self._name,
+                consumer_name=self._consumer_name,
             )
         except pulsar.Timeout as error:
             found = (missing_subscription(self._admin, each, SUBSCRIPTION) for each in sources)
@@ -186,8 +171,8 @@ class ConsumerLoop:
             target_client=self._targets.of,
         )
         try:
-            while replaces:
-                close_quietly(replaces.pop(), "consumer")
+            while self._replaces:
+                close_quietly(self._replaces.pop(), "consumer")
             log.info("moving %s (%s)", description.topic, description.levels)
             self._receive(consumer, relay)
         finally:
@@ -199,8 +184,8 @@ class ConsumerLoop:
         received = 0
         receive = consumer_core(consumer).receive
         report_at_s = relay.now_s() + _REPORT_S
-        while not (self._stop.is_set() and not relay.in_flight):
-            if relay.has_room and not self._stop.is_set():
+        while True:
+            if relay.has_room:
                 try:
                     message = receive(_BUSY_MS if relay.unacknowledged else _IDLE_MS)
                 except pulsar.Timeout:
@@ -209,7 +194,7 @@ class ConsumerLoop:
                     relay.offer(message)
                     received += 1
             else:
-                self._stop.wait(_NO_ROOM_S)
+                time.sleep(_NO_ROOM_S)
                 received = POLL_EVERY
             if received >= POLL_EVERY:
                 received = 0
@@ -217,5 +202,4 @@ class ConsumerLoop:
                 if relay.now_s() >= report_at_s:
                     report_at_s = relay.now_s() + _REPORT_S
                     self._warning.over()
-                    if self._report is not None:
-                        self._report(relay.take_report(), relay)
+                    self._report(relay.take_report(), relay)

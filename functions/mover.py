@@ -99,9 +99,9 @@ class LevelMover(Function):
     def process(self, input: Any, context: Any) -> None:  # noqa: A002  (Pulsar's own name)
         """Start the consumer loop; the broker delivers the message again to its consumer."""
         with self._lock:
-            if self._loop is None or not self._loop.alive:
+            if self._loop is None or not self._loop.is_alive():
                 self._loop = _consumer_loop(context)
-                self._loop.start(replaces=context.consumers.values())
+                self._loop.start()
 
 
 def _consumer_loop(context: Any) -> ConsumerLoop:
@@ -139,7 +139,8 @@ def _consumer_loop(context: Any) -> ConsumerLoop:
     target_client = None
     if client_arguments is not None:
         target_client = partial(pulsar.Client, **client_arguments)
-    return ConsumerLoop(client, admin, settings, name, report, target_client)
+    replaced = context.consumers.values()
+    return ConsumerLoop(client, admin, settings, name, report, target_client, replaced)
 
 
 def _token_reader(settings: FunctionSettings, context: Any) -> Callable[[], str | None]:

@@ -71,6 +71,11 @@ class ReceivedMessage:
         found = TopicName.parse(self.raw.topic_name()).without_partition
         return properties if found == retries.retry_topic(self.topic, self.subscription) else {}
 
+    def retry_number(self, name: str) -> int | None:
+        """Return a number among the properties of a retried copy; None if there is none."""
+        text = self.retry_properties.get(name, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
     @property
     def properties(self) -> dict[str, str]:
         """The application's properties."""
@@ -142,8 +147,7 @@ class ReceivedMessage:
     @property
     def failed_attempts(self) -> int:
         """The number of attempts that failed before this one."""
-        text = self.retry_properties.get(retries.FAILED_ATTEMPTS, "")
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+        return self.retry_number(retries.FAILED_ATTEMPTS) or 0
 
     @property
     def attempt(self) -> int:
@@ -153,9 +157,8 @@ class ReceivedMessage:
     @property
     def first_published_ms(self) -> int:
         """The publish time of the message before its first attempt, ms since the epoch."""
-        text = self.retry_properties.get(retries.RETRY_PUBLISHED, "")
-        valid = text.isascii() and text.isdigit() and len(text) < 16
-        return int(text) if valid else self.publish_ms
+        found = self.retry_number(retries.RETRY_PUBLISHED)
+        return self.publish_ms if found is None else found
 
     @property
     def first_published(self) -> datetime:

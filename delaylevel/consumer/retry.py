@@ -192,12 +192,7 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def decide(
-    backoff: Backoff | None,
-    attempt: int,
-    error: BaseException,
-    random: Callable[[], float] = random_numbers.random,
-) -> Decision:
+def decide(backoff: Backoff | None, attempt: int, error: BaseException) -> Decision:
     """Return the decision about a message whose attempt failed.
 
     Args:
@@ -212,7 +207,7 @@ def decide(
         if wish is not None:
             reason = one_line(f"without effect, as the listener has retry=False: {reason}")
     elif wish is not None or backoff.retries(error):
-        delay = backoff.delay(attempt, random)
+        delay = backoff.delay(attempt)
         if delay is not None and wish is not None and wish.after is not None:
             delay = wish.after
     return Decision(delay, reason, error, trace_of(error) if delay is None else "")

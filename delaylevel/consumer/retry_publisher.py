@@ -18,11 +18,7 @@ from delaylevel.cluster.client_parts.cores import has_core, message_core
 from delaylevel.cluster.failures import close_quietly, is_ok
 from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.port import SchemaVersion, TopicAdmin
-from delaylevel.cluster.publisher import (
-    UNBATCHED_SETTINGS,
-    compression_name,
-    open_producer,
-)
+from delaylevel.cluster.publisher import UNBATCHED_SETTINGS, open_producer
 from delaylevel.cluster.schemas import EncodedSchema, registered_reference
 from delaylevel.errors import MessageTooLargeError, UnsupportedOptionError
 from delaylevel.model import envelope as env
@@ -97,7 +93,6 @@ def letter_properties(
     retry_topic: str,
     due_ms: int,
     schema: SchemaRef | None,
-    compression: str | None,
 ) -> dict[str, str]:
     """Return all properties of a dead letter.
 
@@ -123,15 +118,12 @@ def letter_properties(
         del properties[retries.TRACEBACK]
     if schema is not None:
         properties[env.SCHEMA] = str(schema)
-    if compression is not None:
-        properties[env.COMPRESSION] = compression
     return properties
 
 
 def round_of(message: ReceivedMessage) -> int:
     """Return the number of times that a message has been a dead letter."""
-    text = message.retry_properties.get(retries.ROUND, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    return message.retry_number(retries.ROUND) or 0
 
 
 class SchemaKey(NamedTuple):
@@ -170,16 +162,13 @@ class RetryPublisher:
     One thread uses it, after the one that has called :meth:`prepare`.
     """
 
-    def __init__(self, client: Any, topic: str, subscription: str, **producer_options: Any) -> None:
+    def __init__(self, client: Any, topic: str, subscription: str) -> None:
         self.topics = RetryTopics.of(topic, subscription)
         self._client = client
         self._admin: TopicAdmin | None = getattr(client, "admin", None)
         self._clock: Clock = getattr(client, "_delaylevel_clock", None) or SystemClock()
         # Only a real client waits. In memory, time stands still meanwhile: no batch would end.
-        if not has_core(client):
-            producer_options["batching_enabled"] = False
-        self._options = producer_options
-        self._compression = compression_name(producer_options.get("compression_type"))
+        self._options = {} if has_core(client) else {"batching_enabled": False}
         # None until the topics were looked at, and after a failure of a producer.
         self._description: LevelTopicDescription | None = None
         self._declared: dict[SchemaKey, Declared] = {}
@@ -205,12 +194,13 @@ class RetryPublisher:
         schema, reference = self._declare(key)
         producer = self._producers.get(reference)
         if producer is None:
-            options = self._options if schema is None else {**self._options, "schema": schema}
+            options = {} if schema is None else {"schema": schema}
             producer = self._producers[reference] = self._client.create_producer(
                 self.topics.retry.full,
                 enable_delay_level_topic=True,
                 delay_level_topic=description.topic,
                 create_level_topic=False,
+                **self._options,
                 **options,
             )
         return producer
@@ -289,7 +279,6 @@ class RetryPublisher:
             retry_topic=self.topics.retry.full,
             due_ms=self._clock.now_ms(),
             schema=self._declare(SchemaKey.of(message.raw))[1],
-            compression=self._compression,
         )
         self._letters.store([(fields, properties)])
 

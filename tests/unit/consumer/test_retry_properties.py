@@ -54,9 +54,7 @@ def test_texts_that_are_not_unicode_make_no_property_unreadable() -> None:
         retry_topic="orders-billing-RETRY",
         due_ms=1,
         schema=None,
-        compression="LZ4",
     )
     assert properties["delaylevel-retry-error"].startswith("ValueError: a \\ud800 b cxx")
     assert len(properties["delaylevel-retry-error"]) == 1000
     assert len(properties["delaylevel-retry-traceback"]) == 8000
-    assert properties[env.COMPRESSION] == "LZ4"
