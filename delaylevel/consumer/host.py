@@ -434,12 +434,11 @@ class Subscribed:
 
     def __init__(self, subscribe: Callable[[], Any], what: str, stopping: threading.Event) -> None:
         self._subscribe = subscribe
-        self._what = what
         self._stopping = stopping
+        self._warning = RepeatedWarning(log, what)
         self._lock = threading.Lock()
         self._consumer: Any = None
         self._pause_s = 0.0
-        self._told = ""  # the kind of the last failure
         self._disconnected_s: float | None = None
 
     @property
@@ -471,7 +470,7 @@ class Subscribed:
                 else:
                     self._pause_s = 0.0
                     self._disconnected_s = None
-                    log.warning("%s: subscribed again", self._what)
+                    self._warning.over()
             return self._consumer
 
     def fail(self, consumer: Any, error: BaseException | str) -> None:
@@ -504,14 +503,8 @@ class Subscribed:
             _close(consumer)
 
     def _failed(self, error: BaseException | str) -> None:
-        kind = error_name(error) if isinstance(error, BaseException) else error
-        if isinstance(error, BaseException):
-            error = f"{kind}: {error}"
-        if not self._pause_s or kind != self._told:
-            log.warning("%s: %s; trying again until it works", self._what, error)
-        else:
-            log.debug("%s: %s", self._what, error)
-        self._told = kind
+        reason = error if isinstance(error, str) else f"{error_name(error)}: {error}"
+        self._warning.failed(f"{reason}; trying again until it works")
         self._pause_s = min(max(_SHORTEST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
 
 
