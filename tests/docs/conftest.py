@@ -19,7 +19,7 @@ from delaylevel import DelayLevelClient, topics
 from delaylevel.broker.process import free_ports
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.retry import Failure
+from delaylevel.consumer.retry import Decision
 from delaylevel.consumer.retry_publisher import RetryPublisher
 from delaylevel.model.clock import SystemClock
 from delaylevel.mover.local import LocalMover
@@ -103,7 +103,7 @@ def _failed(reader: Any) -> None:
         consumer = client.subscribe("orders", "billing")
         client.create_producer("orders").send(b"pay me")
         message = ReceivedMessage(consumer.receive(30_000), "orders", "billing", 0)
-        publisher.bury(message, Failure(None, "only EUR"))
+        publisher.bury(message, Decision(None, "only EUR"))
 
 
 def _function_runs(reader: Any) -> None:
