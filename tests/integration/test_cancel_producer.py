@@ -15,6 +15,7 @@ import urllib3
 from delaylevel import DelayLevelClient, Outcome, OutcomeStatus
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
+from delaylevel.dispatcher.publishing.outcomes import expire_outcomes
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
@@ -81,6 +82,25 @@ def test_a_close_ends_the_wait(producer: Any, admin: Admin, orders: LevelTopicDe
         producer.close()
         assert waiting.result(60).status is OutcomeStatus.ACCEPTED
     wait_for_readers(admin, orders, 0)
+
+
+def test_old_outcomes_are_deleted(world: RealWorld, orders: LevelTopicDescription) -> None:
+    partition = orders.outcomes_topic.partition(0)
+    producer = world.plain_client.create_producer(partition.full)
+    producer.send(b"old")
+    expire_outcomes(world.admin, orders)  # nothing is older than a day
+    stats = world.admin.partition_stats
+
+    def backlog() -> int:
+        return stats(partition).subscriptions["delaylevel"].backlog_entries
+
+    assert backlog() == 1
+
+    def is_gone() -> bool:
+        world.admin.expire_messages(partition, "delaylevel", 1)
+        return not backlog()
+
+    wait_until(is_gone, "the end of what is older than a second")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -21,7 +20,6 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.status import window_stats
 from support.fakes import JumpingClock
 from support.world import RealWorld
 
@@ -172,35 +170,6 @@ def test_with_deduplication_keys_keep_their_partition_and_no_message_comes_twice
                 assert index == java_string_hash(message.key) % 3
                 turns.setdefault(message.key, []).append(message.value)
     assert turns == {key: [b"%d" % turn for turn in range(10)] for key in keys}
-
-
-def test_dispatchers_share_partitions_and_take_over(tracked: Tracked, world: RealWorld) -> None:
-    description = tracked(window_partitions=4)
-    with producer_of(world, description) as producer:
-        for number in range(200):
-            producer.send_async(
-                b"%d" % number,
-                None,
-                partition_key=str(number),
-                deliver_after=timedelta(milliseconds=500 + 20 * number),
-            )
-        producer.flush()
-    first = world.serving(description)
-    world.eventually(lambda: first.owned == [0, 1, 2, 3], "all partitions", 60)
-    second = world.serving(description)
-    world.eventually(lambda: len(first.owned) == len(second.owned) == 2, "equal shares", 60)
-    assert sorted(first.owned + second.owned) == [0, 1, 2, 3]
-    assert {each.partition for each in window_stats(world.admin, description) if each.owner} == {
-        *range(4)
-    }
-    first.stop()
-    world.eventually(lambda: second.owned == [0, 1, 2, 3], "the takeover", 60)
-    world.eventually(
-        lambda: backlog(world.admin, description) == 0, "the acknowledgement of all", 60
-    )
-    assert Counter(m.key for m in world.stored(description.targets[0])) == Counter(
-        str(number) for number in range(200)
-    )
 
 
 def deduplicate(world: RealWorld, topic: str) -> None:

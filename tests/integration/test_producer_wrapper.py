@@ -23,7 +23,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, default_level_to
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient, wrap
-from support.world import QUIET, RealWorld, eventually
+from support.world import QUIET, RealWorld
 
 DAYS = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3))
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
@@ -125,21 +125,6 @@ def test_messages_without_a_payload_are_not_lost_by_their_compression(
 
 
 # -- clients
-
-
-def test_the_business_producer_is_closed_if_a_later_step_fails(
-    world: RealWorld, orders: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = world.client()
-
-    def fail(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("delaylevel.topics.registry.create", fail)
-    with pytest.raises(KeyboardInterrupt):
-        client.create_producer(orders, enable_delay_level_topic=True, partition_strategy=DAYS)
-    stats = world.admin.partition_stats
-    eventually(lambda: stats(TopicName.parse(orders)).publishers == (), "the end of the producer")
 
 
 def test_a_second_close_is_refused_as_by_the_plain_client(connection: Connection) -> None:

@@ -24,7 +24,7 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
+from delaylevel.model.level_topic import ALL, SUBSCRIPTION, FinalWindow, Pauses
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.pending import SpillError
 from delaylevel.topics.roster import DescriptionCache
@@ -217,6 +217,19 @@ def test_partitions_of_a_dead_broker_are_not_acquired_and_the_others_are(
     assert assign(group, "me", (), 3)[1] == acquired
     with pytest.raises(BrokerUnreachableError):  # then nothing is known
         Broker(monkeypatch, 0, 1, 2).join("me").read_group()
+
+
+def test_the_end_of_a_pause_is_logged_once_and_seen_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    topic, woken = served(UNUSED), list[int]()
+    topic.pauses = Pauses(((ALL, 5),))
+    owner: Any = SimpleNamespace(events=SimpleNamespace(wake=lambda: woken.append(0)))
+    topic.owners[0] = owner
+    for _ in range(3):
+        topic.watch_pauses()
+    assert woken == [0]
+    assert caplog.text.count("nothing is paused any more") == 1
 
 
 @pytest.mark.parametrize("seed", seeds(20))
