@@ -23,7 +23,7 @@ from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 
 from .failures import close_quietly, error_name, missing_subscription, translate_errors
-from .port import ConsumerStats, PartitionStats, TopicAdmin
+from .port import ClientStats, PartitionStats, TopicAdmin
 
 _FEW = 2  # a dispatcher's window and journal partition
 
@@ -159,7 +159,7 @@ def describe_owner(admin: TopicAdmin, source: SourcePartition) -> str:
     return f"{owner.name}{where}{since}"
 
 
-def owner_in(stats: PartitionStats) -> ConsumerStats | None:
+def owner_in(stats: PartitionStats) -> ClientStats | None:
     """Return the consumer that has locked a partition of ours; None without one."""
     subscription = stats.subscriptions.get(SUBSCRIPTION)
     if subscription is None or not subscription.consumers:

@@ -17,7 +17,7 @@ from urllib.parse import urlencode, urlsplit
 
 import urllib3
 
-from delaylevel.cluster.port import ConsumerStats, TopicAdmin
+from delaylevel.cluster.port import ClientStats, TopicAdmin
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -118,7 +118,7 @@ class LiveDispatchers:
         return found
 
 
-def _address(owner: ConsumerStats) -> DispatcherAddress | None:
+def _address(owner: ClientStats) -> DispatcherAddress | None:
     """Return where a dispatcher can be reached from here; None if it announces no address."""
     url, name = owner.properties.get(ADDRESS_PROPERTY), owner.properties.get(NAME_PROPERTY)
     if not url or not name:

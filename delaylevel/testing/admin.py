@@ -8,11 +8,10 @@ from dataclasses import replace
 from delaylevel.cluster.port import (
     AcknowledgedRange,
     BrokerSettings,
-    ConsumerStats,
+    ClientStats,
     LedgerInfo,
     NamespacePolicies,
     PartitionStats,
-    PublisherStats,
     SchemaVersion,
     SubscriptionStats,
     TopicAdmin,
@@ -269,7 +268,7 @@ def _stats(partition: Partition) -> PartitionStats:
         },
         messages_in=partition.log.messages,
         publishers=tuple(
-            PublisherStats(name, link.properties)
+            ClientStats(name, properties=link.properties)
             for name, link in sorted(partition.producers.items())
             if isinstance(link, ProducerLink)
         ),
@@ -284,6 +283,6 @@ def _subscription_stats(partition: Partition, subscription: Subscription) -> Sub
         oldest_publish_ms=entries[first].publish_ms if first < len(entries) else None,
         type=_TYPE_NAMES.get(kind, kind) if subscription.consumers else "None",
         consumers=tuple(
-            ConsumerStats(item.name, properties=item.properties) for item in subscription.consumers
+            ClientStats(item.name, properties=item.properties) for item in subscription.consumers
         ),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any
 
-from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats, TopicAdmin
+from delaylevel.cluster.port import ClientStats, PartitionStats, SubscriptionStats, TopicAdmin
 from delaylevel.cluster.threads import in_background, in_parallel
 from delaylevel.errors import BrokerUnreachableError, DelayLevelError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
@@ -74,7 +74,7 @@ class PartitionStatus:
         return None if self.stats is None else self.stats.subscriptions.get(SUBSCRIPTION)
 
     @property
-    def owner(self) -> ConsumerStats | None:
+    def owner(self) -> ClientStats | None:
         """The consumer that owns the partition: the first one, as the subscription is exclusive."""
         return next(iter(self.subscription.consumers), None) if self.subscription else None
 

@@ -22,12 +22,11 @@ from delaylevel.cluster.port import (
     AcknowledgedRange,
     BacklogQuota,
     BrokerSettings,
-    ConsumerStats,
+    ClientStats,
     DelayedDelivery,
     LedgerInfo,
     NamespacePolicies,
     PartitionStats,
-    PublisherStats,
     SchemaVersion,
     SubscriptionStats,
     TopicAdmin,
@@ -549,7 +548,7 @@ def _partition_stats(value: Mapping[str, Any]) -> PartitionStats:
             type=item.get("type") or "None",
             durable=item.get("isDurable", True),
             consumers=tuple(
-                ConsumerStats(
+                ClientStats(
                     name=consumer.get("consumerName") or "",
                     address=(consumer.get("address") or "").removeprefix("/"),
                     connected_since=consumer.get("connectedSince") or "",
@@ -566,7 +565,7 @@ def _partition_stats(value: Mapping[str, Any]) -> PartitionStats:
         deduplication=_DEDUPLICATION.get(value.get("deduplicationStatus") or ""),
         messages_in=value.get("msgInCounter", 0),
         publishers=tuple(
-            PublisherStats(
+            ClientStats(
                 name=item.get("producerName") or "",
                 properties=dict(item.get("metadata") or {}),
             )

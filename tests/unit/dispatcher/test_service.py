@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
+from delaylevel.cluster.port import ClientStats, PartitionStats, SubscriptionStats
 from delaylevel.dispatcher import Dispatcher, DispatchSettings, assignment, service
 from delaylevel.dispatcher.assignment import GroupState, Membership, assign
 from delaylevel.dispatcher.service import ServedTopic
@@ -165,7 +165,7 @@ class Broker:
 
     def _open_reader(self, client: Any, topic: str, prefix: str) -> Any:
         name = f"{prefix}reader-x"
-        self.readers[name] = SubscriptionStats(0, consumers=(ConsumerStats("x"),))
+        self.readers[name] = SubscriptionStats(0, consumers=(ClientStats("x"),))
         return SimpleNamespace(close=lambda: self.readers.pop(name))
 
     def partition_stats(self, name: TopicName) -> PartitionStats:
@@ -173,7 +173,7 @@ class Broker:
             return PartitionStats(0, self.readers)
         if name.partition_index in self.dead:
             raise BrokerUnreachableError("no answer")
-        owner = SubscriptionStats(0, consumers=(ConsumerStats("other"),))
+        owner = SubscriptionStats(0, consumers=(ClientStats("other"),))
         return PartitionStats(0, {SUBSCRIPTION: owner} if name.partition_index == 0 else {})
 
     def partitioned_stats(self, name: TopicName) -> dict[int, PartitionStats]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
+from delaylevel.cluster.port import ClientStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import BrokerUnreachableError
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
@@ -15,7 +15,7 @@ from delaylevel.producer import setup
 from support.fakes import describe
 
 NEVER = SubscriptionStats(0)
-RUNNING = SubscriptionStats(0, consumers=(ConsumerStats("host"),), type="Exclusive")
+RUNNING = SubscriptionStats(0, consumers=(ClientStats("host"),), type="Exclusive")
 
 
 class Reported:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
+from delaylevel.cluster.port import ClientStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import (
     BrokerUnreachableError,
     DelayLevelError,
@@ -50,7 +50,7 @@ HOUR_MS = 3_600_000
 LEVEL_TOPIC = describe().topic
 NEAR_DUE_MS = describe().levels[-1].near_due_ms
 IDLE = SubscriptionStats(0)
-RUNNING = SubscriptionStats(0, consumers=(ConsumerStats("host-1"),), type="Exclusive")
+RUNNING = SubscriptionStats(0, consumers=(ClientStats("host-1"),), type="Exclusive")
 FUNCTION: dict[str, Any] = {"mover": Mover.FUNCTION}
 PAUSED: dict[str, Any] = {"pauses": Pauses((("*", NOW_MS - HOUR_MS),))}
 
@@ -322,7 +322,7 @@ def test_a_subscription_is_foreign_unless_it_is_ours_or_the_brokers(
         "delaylevel-0123456789ab-reader-x": reader,
         "__compaction": durable,
         "pulsar.dedup": durable,
-        "delaylevel-reports": SubscriptionStats(3, consumers=(ConsumerStats("c", "10.0.0.1:99"),)),
+        "delaylevel-reports": SubscriptionStats(3, consumers=(ClientStats("c", "10.0.0.1:99"),)),
         "reader x": reader,
     }
     stats = [PartitionStats(0, found)]
