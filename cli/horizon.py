@@ -56,11 +56,11 @@ def horizon_text(found: Horizon, width: int) -> str:
     sections = [_summary(found)]
     if found.messages or found.damaged:
         last = found.within[-1].parts
-        shown = [part for part in found.parts if last[part.name] or part.role is not Role.HELD]
+        shown = [name for name, messages in last.items() if messages or name != Role.HELD.value]
         columns = [
             Column("due_within"),
             *(Column(name, "number") for name in ("messages", "rate")),
-            *(Column(part.name, "number", head=part.name.upper(), rank=1) for part in shown),
+            *(Column(name, "number", head=name.upper(), rank=1) for name in shown),
         ]
         rows = [
             {

@@ -9,8 +9,8 @@ All queries only read. They acknowledge, move and lock nothing, and leave no sub
 
 from delaylevel.topics.scan import Window
 
-from .horizon import Bucket, DueWithin, Horizon, Part
+from .horizon import Bucket, DueWithin, Horizon
 from .inspector import Inspector
 from .selection import Selection
 
-__all__ = ["Bucket", "DueWithin", "Horizon", "Inspector", "Part", "Selection", "Window"]
+__all__ = ["Bucket", "DueWithin", "Horizon", "Inspector", "Selection", "Window"]

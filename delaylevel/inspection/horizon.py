@@ -25,24 +25,6 @@ _MOST_BUCKETS = 16
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a level topic in which messages wait: a level, the final window, or held messages.
-
-    Attributes:
-        name: the level's unit (``DAY``), ``window`` or ``held``.
-        role: the role of its topic.
-        level: the level's index; -1 for the others.
-    """
-
-    name: str
-    role: Role
-    level: int = -1
-
-
-_OTHERS = {role: Part(role.value, role) for role in (Role.WINDOW, Role.HELD)}
-
-
-@dataclass(frozen=True)
 class DueWithin:
     """The number of messages that are due within a duration from now, or overdue.
 
@@ -50,7 +32,8 @@ class DueWithin:
         label: ``overdue``, ``1 hour`` …, ``any time``.
         within_ms: the duration in ms; 0 for overdue messages only, None for all messages.
         messages: number of messages.
-        parts: number of messages by the name of the part.
+        parts: number of messages by where they wait: the unit of a level (``DAY``), ``window`` or
+            ``held``; levels coarse to fine.
         per_second: the mean rate of what is due within the duration and not overdue, in messages
             per second; None without a duration.
         exact: True if the messages were counted, False for an estimate.
@@ -89,7 +72,6 @@ class Horizon:
         topic: the level topic.
         target: the only business topic that is included; None for all.
         now_ms: the moment, ms since the epoch.
-        parts: the parts: levels coarse to fine, the window, held messages.
         within: a row for overdue, a minute, an hour, a day, a week, and any time.
         profile: buckets from now on; empty if nothing is due from now on.
         bucket_ms: their length in ms. The first one is shorter: it begins now, and ends at a whole
@@ -104,7 +86,6 @@ class Horizon:
     topic: str
     target: str | None
     now_ms: int
-    parts: tuple[Part, ...]
     within: tuple[DueWithin, ...]
     profile: tuple[Bucket, ...]
     bucket_ms: int
@@ -122,25 +103,23 @@ class Horizon:
 
 def by_part(
     description: LevelTopicDescription, found: Iterable[tuple[PendingRange, Distribution]]
-) -> dict[Part, Distribution]:
+) -> dict[str, Distribution]:
     """Return the distribution of each part: levels coarse to fine, window, held messages."""
-    levels = (Part(level.name, Role.LEVEL, level.index) for level in description.levels)
-    parts = {part: Distribution() for part in (*levels, *_OTHERS.values())}
+    levels = (level.name for level in description.levels)
+    parts = {name: Distribution() for name in (*levels, Role.WINDOW.value, Role.HELD.value)}
     for item, distribution in found:
-        parts[part_of(description, item.source)].merge(distribution)
+        parts[_part_of(description, item.source)].merge(distribution)
     return parts
 
 
-def part_of(description: LevelTopicDescription, source: SourcePartition) -> Part:
-    """Return the part to which a partition belongs."""
-    if source.role is Role.LEVEL:
-        return Part(description.levels[source.level].name, Role.LEVEL, source.level)
-    return _OTHERS[source.role]
+def _part_of(description: LevelTopicDescription, source: SourcePartition) -> str:
+    in_level = source.role is Role.LEVEL
+    return description.levels[source.level].name if in_level else source.role.value
 
 
 def place_of(description: LevelTopicDescription, source: SourcePartition) -> str:
     """Return the name of a partition for people: ``DAY 3``, ``window 0``."""
-    return f"{part_of(description, source).name} {source.partition}"
+    return f"{_part_of(description, source)} {source.partition}"
 
 
 def bucket_edges(now_ms: int, last_due_ms: int | None) -> tuple[int, list[int]]:
@@ -171,7 +150,7 @@ def edges(now_ms: int) -> list[int]:
 def build(
     topic: str,
     now_ms: int,
-    parts: Mapping[Part, Distribution],
+    parts: Mapping[str, Distribution],
     *,
     exact: bool,
     target: str | None = None,
@@ -184,9 +163,9 @@ def build(
     def between(from_ms: int | None, before_ms: int | None) -> dict[str, int]:
         """Return the messages of each part that are due in a period; None for no bound."""
         counts = {}
-        for part, one in parts.items():
+        for name, one in parts.items():
             until = one.total if before_ms is None else one.before(before_ms)
-            counts[part.name] = round(until - (0 if from_ms is None else one.before(from_ms)))
+            counts[name] = round(until - (0 if from_ms is None else one.before(from_ms)))
         return _settled(counts)
 
     overdue = sum(between(None, now_ms).values())
@@ -204,7 +183,6 @@ def build(
         topic=topic,
         target=target,
         now_ms=now_ms,
-        parts=tuple(parts),
         within=(
             due_within("overdue", 0),
             *(due_within(label, within_ms) for within_ms, label in WITHIN),

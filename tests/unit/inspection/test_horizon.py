@@ -19,10 +19,9 @@ from delaylevel.cli import horizon as command
 from delaylevel.cli.horizon import horizon_text
 from delaylevel.cli.main import cli
 from delaylevel.errors import InvalidInputError
-from delaylevel.inspection import Inspector, Part
+from delaylevel.inspection import Inspector
 from delaylevel.inspection.distribution import Distribution, Observation, Stratum
 from delaylevel.inspection.horizon import DAY, HOUR, build
-from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
 
 NOW = 1_800_000_000_000
@@ -101,11 +100,7 @@ def test_a_horizon_can_be_limited_to_one_target(filled: Filled) -> None:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("messages", [7, 10_000_000])
 def test_five_levels_and_long_names_fit_80_columns(messages: int, exact: bool) -> None:
-    parts = [
-        *(Part(n, Role.LEVEL, i) for i, n in enumerate(("YEAR", "MONTH", "DAY", "HOUR", "MINUTE"))),
-        Part("window", Role.WINDOW),
-        Part("held", Role.HELD),
-    ]
+    parts = ["YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "window", "held"]
     found_in = {part: Distribution() for part in parts[:2]}
     for part in parts[2:]:
         found_in[part] = Distribution([Stratum([NOW + DAY], messages)])
