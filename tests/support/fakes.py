@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any
 
 import pulsar
 
-from delaylevel import topics
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMetadata, TopicPolicies
 from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
@@ -26,7 +24,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.testing import ManualClock
 
 # -- clocks
 
@@ -408,18 +406,6 @@ class SmallDisk:
                 inner.truncate(size)
 
         return File()
-
-
-@contextmanager
-def cancellable_orders() -> Iterator[MemoryPulsar]:
-    """Run an in-memory Pulsar with a level topic of ``orders`` whose messages can be cancelled."""
-    with MemoryPulsar() as memory:
-        described = LevelTopicDescription(
-            "orders-delay-level", Levels(days_and_hours(10)), ("orders",)
-        )
-        memory.client().subscribe("orders", "app")
-        topics.create(memory.admin, described)
-        yield memory
 
 
 class PartTimeAdmin:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from delaylevel import topics
 from delaylevel.testing import MemoryPulsar
-from support.fakes import cancellable_orders
+from support.fakes import describe
 from support.scripted_http import Server
 
 settings.register_profile(
@@ -42,7 +43,9 @@ def servers() -> Iterator[Callable[[], Server]]:
 @pytest.fixture
 def memory() -> Iterator[MemoryPulsar]:
     """An in-memory Pulsar with a level topic of ``orders`` whose messages can be cancelled."""
-    with cancellable_orders() as memory:
+    with MemoryPulsar() as memory:
+        memory.client().subscribe("orders", "app")
+        topics.create(memory.admin, describe(10))
         yield memory
 
 

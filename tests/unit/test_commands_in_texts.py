@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from delaylevel.errors import LevelTopicError
-from delaylevel.model.formatting import shell
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics.registry import describe
 
@@ -38,13 +37,9 @@ def test_words_of_users_are_quoted() -> None:
     assert bare == []
 
 
-@pytest.mark.parametrize("name", ["a b", "a'b", 'a"b', "a$(b)", "a;b", "a`b", "größe", "orders"])
-def test_a_name_is_one_word(name: str) -> None:
-    assert shlex.split(f"delaylevel doctor {shell(name)}") == ["delaylevel", "doctor", name]
-
-
-def test_a_remedy_names_the_topic_as_the_shell_takes_it() -> None:
+@pytest.mark.parametrize("name", ["a $b", "a'b", 'a"b', "a$(b)", "a;b", "größe", "orders"])
+def test_a_remedy_names_the_topic_as_the_shell_takes_it(name: str) -> None:
     with pytest.raises(LevelTopicError) as caught:
-        describe(MemoryPulsar().admin, "a $b")
+        describe(MemoryPulsar().admin, name)
     command = re.findall(r"`(delaylevel [^`]*)`", str(caught.value))[0]
-    assert shlex.split(command)[-1] == "persistent://public/default/a $b"
+    assert shlex.split(command)[-1] == f"persistent://public/default/{name}"

@@ -176,12 +176,6 @@ def _tree() -> dict[str, tuple[str, bool]]:
 TREE = _tree()
 
 
-def with_line(module: str, line: str) -> dict[str, tuple[str, bool]]:
-    """Return the sources with one more line at the end of a module."""
-    text, is_package = TREE[module]
-    return {**TREE, module: (f"{text}\n{line}\n", is_package)}
-
-
 def test_every_module_is_in_a_room() -> None:
     top = {room_of(module) for module in TREE}
     assert top == {*ROOMS, *LEAVES, *RE_EXPORTS} - {"__version__"}
@@ -205,29 +199,26 @@ def test_there_are_no_import_cycles() -> None:
 @pytest.mark.parametrize(
     ("module", "line", "expected"),
     [
-        ("model.router", "from delaylevel.cluster import port", "imports cluster.port"),
-        ("model.router", "from delaylevel.cluster.reader import read", "imports cluster.reader"),
-        ("cluster.reader", "import delaylevel.topics.registry", "imports topics.registry"),
-        ("mover.local", "def f():\n    from delaylevel.dispatcher import owner", "imports disp"),
-        ("mover.local", "import_module('delaylevel.producer.client')", "imports producer.client"),
-        ("dispatcher.owner", "from delaylevel.mover.local import LocalMover", "imports mover.l"),
-        ("structures.id_set", "from delaylevel.model.clock import Clock", "imports model.clock"),
-        ("topics.registry", "from delaylevel import DelayLevelClient", "imports delaylevel"),
-        ("model.envelope", "import pulsar", "imports the Pulsar client (pulsar)"),
-        ("structures.id_set", "def f():\n    from _pulsar import Result", "client (_pulsar)"),
-        ("dispatcher.owner", "import pulsar.schema", "client (pulsar.schema)"),
+        ("model.router", "from delaylevel.cluster import port", "cluster.port"),
+        (
+            "mover.local",
+            "def f():\n    from delaylevel.dispatcher import owner",
+            "dispatcher.owner",
+        ),
+        ("mover.local", "import_module('delaylevel.producer.client')", "producer.client"),
+        ("topics.registry", "from delaylevel import DelayLevelClient", "delaylevel"),
+        (
+            "structures.id_set",
+            "def f():\n    from _pulsar import Result",
+            "the Pulsar client (_pulsar)",
+        ),
     ],
 )
 def test_a_forbidden_import_is_found(module: str, line: str, expected: str) -> None:
-    (found,) = violations(with_line(module, line))
-    assert found.startswith(f"{module} imports")
-    assert expected in found
-
-
-def test_a_new_cycle_is_found() -> None:
-    (found,) = cycles(with_line("model.clock", "from .formatting import shell"))
-    assert "model.clock" in found
-    assert "model.formatting" in found
+    text, is_package = TREE[module]
+    assert violations({**TREE, module: (f"{text}\n{line}\n", is_package)}) == [
+        f"{module} imports {expected}"
+    ]
 
 
 MAP = (ROOT / "docs" / "inside.md").read_text(encoding="utf-8")

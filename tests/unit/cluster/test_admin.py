@@ -154,12 +154,17 @@ def nobody() -> str:
 
 
 @pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yield the address of a broker that accepts connections and never answers."""
+def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Yield the socket of a broker that accepts connections and never answers."""
     monkeypatch.setattr(http, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(http, "_PROBE_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield listening
+
+
+@pytest.fixture
+def hanging(listening: socket.socket) -> str:
+    return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 def test_an_unreachable_broker_has_a_remedy() -> None:
@@ -212,26 +217,24 @@ def test_a_read_by_a_broker_that_is_away_goes_to_the_next_one(
     assert http.address_at(server.url).answered_s > 0, "it is the first one from now on"
 
 
-def test_a_broker_that_hangs_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(http, "_PROBE_TIMEOUT_S", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        admin = Admin(url, timeout_s=600, for_service=True)
+def test_a_broker_that_hangs_is_left_alone_for_a_while(
+    listening: socket.socket, hanging: str
+) -> None:
+    admin = Admin(hanging, timeout_s=600, for_service=True)
+    listening.settimeout(0.1)
 
-        def connections() -> int:
-            with pytest.raises(BrokerUnreachableError):
-                admin.properties(TOPIC)
-            listening.settimeout(0.1)
-            count = 0
-            with contextlib.suppress(TimeoutError):
-                while True:
-                    listening.accept()[0].close()
-                    count += 1
-            return count
+    def connections() -> int:
+        with pytest.raises(BrokerUnreachableError):
+            admin.properties(TOPIC)
+        count = 0
+        with contextlib.suppress(TimeoutError):
+            while True:
+                listening.accept()[0].close()
+                count += 1
+        return count
 
-        # The read and a request for a sign of life, then another one of these, then nothing.
-        assert [connections() for _ in range(3)] == [2, 1, 0]
+    # The read and a request for a sign of life, then another one of these, then nothing.
+    assert [connections() for _ in range(3)] == [2, 1, 0]
 
 
 def test_a_slow_answer_to_a_hasty_read_says_nothing_about_its_broker(

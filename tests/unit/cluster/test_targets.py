@@ -21,7 +21,7 @@ from delaylevel.cluster.threads import HostLoop, at_once
 from delaylevel.errors import AdminError, BrokerUnreachableError, NotFoundError
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
-from support.fakes import PartTimeAdmin
+from support.fakes import FakeProducer, PartTimeAdmin
 
 ORDERS = TargetKey("persistent://public/default/orders")
 ZERO, ONE = ORDERS._replace(partition=0), ORDERS._replace(partition=1)
@@ -32,23 +32,12 @@ UNSERVED = BrokerUnreachableError("no broker serves it", address="broker")
 Outcomes = list[tuple[int, str]]
 
 
-@dataclass(eq=False)
-class Producer:
-    """An open producer, with the messages that it has not answered."""
+class Producer(FakeProducer):
+    """An open producer whose messages have no answer until ``answer``."""
 
     client: Client
-    topic: str
-    settings: dict[str, Any]
-    sent: list[Callable[[Any, Any], Any]] = field(default_factory=list)
-    connected: bool = True
-
-    def send_async(self, value: bytes, callback: Callable[[Any, Any], Any], **_: Any) -> None:
-        self.sent.append(callback)
 
     def flush(self) -> None: ...
-
-    def is_connected(self) -> bool:
-        return self.connected
 
     def last_sequence_id(self) -> int:
         return self.client.last_sequence_id
@@ -56,13 +45,13 @@ class Producer:
     def close(self) -> None:
         self.client.open.remove(self)
 
-    def answer(self, result: Any = OK, ledger: int = 7, *, only: slice = slice(None)) -> None:
+    def answer(self, result: Any = OK, ledger: int = 7, *, only: slice = slice(None)) -> None:  # type: ignore[override]
         """Answer messages; all by default."""
         partition = TopicName.parse(self.topic).partition_index
         message_id = pulsar.MessageId(-1 if partition is None else partition, ledger, 1, -1)
-        for callback in self.sent[only]:
+        for callback in self.pending[only]:
             callback(result, message_id._msg_id)
-        del self.sent[only]
+        del self.pending[only]
 
 
 @dataclass
@@ -81,6 +70,7 @@ class Client:
     """
 
     open: list[Producer] = field(default_factory=list)
+    sent: list[Any] = field(default_factory=list)
     refusal: Exception | None = None
     openings: int = 0
     partitions: int = 0
@@ -254,7 +244,7 @@ def test_a_target_is_tried_again_after_each_pause() -> None:
     world.send(2)
     world.run()
     assert world.client.openings > openings
-    assert world.client.open[0].sent
+    assert world.client.open[0].pending
 
 
 @pytest.mark.parametrize(("key", "partitions"), [(ONE, 0), (ORDERS, 2)])
@@ -408,7 +398,7 @@ def test_with_sequence_ids_only_what_is_not_stored_is_sent_again(last: int) -> N
     world.client.last_sequence_id = last
     assert world.run(8) == [(value, "stored") for value in range(1, last + 1)]
     (found,) = world.client.open
-    assert len(found.sent) == 3 - last
+    assert len(found.pending) == 3 - last
 
 
 def test_a_lost_producer_that_cannot_be_replaced_leaves_its_messages_unknown() -> None:
@@ -443,7 +433,7 @@ def test_confirmations_of_partitions_do_not_wait_for_one_without_a_connection() 
     world.client.away = None
     assert world.run(10) == [(5, "stored")]
     (found,) = world.client.open
-    assert len(found.sent) == 2, "only what has no answer is sent again"
+    assert len(found.pending) == 2, "only what has no answer is sent again"
 
 
 def test_a_lost_partition_is_refused_once_and_takes_no_room_from_the_others() -> None:
@@ -513,7 +503,7 @@ def test_a_name_that_another_process_holds_is_waited_for() -> None:
     assert not world.run(25)
     world.client.refusal = None
     world.run(2)
-    assert world.client.open[0].sent
+    assert world.client.open[0].pending
 
 
 def test_a_name_is_free_only_after_the_last_producer_is_closed() -> None:
@@ -759,7 +749,7 @@ def test_a_sequence_id_of_a_new_topic_settles_nothing() -> None:
     assert not world.run(100)
     # The broker drops the message that it has, and reports no position.
     (again,) = world.client.open
-    assert again.sent
+    assert again.pending
     again.answer(ledger=-1)
     assert not world.run(8), "nobody knows yet if it is the same topic"
     world.client.away, world.client.subscriptions = None, ()

@@ -104,9 +104,12 @@ def test_a_namespace_is_followed() -> None:
     process = Process(namespace=NAMESPACE)
     process.create("a")
     process.store(process.create("b"), version=2)
+    damaged = TopicName.parse(process.create("d"))
+    process.memory.admin.set_properties(damaged, {"delaylevel.target.a/b": "1"})
     process.roster.start()
     assert process.names() == ["a"]
-    assert [process.name(topic) for topic in process.roster.refused] == ["b"]
+    assert [process.name(topic) for topic in process.roster.refused] == ["b", "d"]
+    assert "cannot be read" in process.roster.refused[damaged.full]
     process.create("c")
     assert process.look() == []
     assert process.names() == ["a", "c"]
@@ -116,14 +119,3 @@ def test_a_namespace_is_followed() -> None:
     process.memory.admin.delete(TopicName.parse("_a-delay-level"))
     assert process.look() == ["a"]
     assert set(process.served.values()) == {False}
-
-
-def test_a_damaged_target_stops_no_other_level_topic() -> None:
-    process = Process(namespace=NAMESPACE)
-    process.create("a")
-    damaged = TopicName.parse(process.create("b"))
-    process.memory.admin.set_properties(damaged, {"delaylevel.target.a/b": "1"})
-    process.roster.start()
-    assert process.look() == []
-    assert process.names() == ["a"]
-    assert "cannot be read" in process.roster.refused[damaged.full]

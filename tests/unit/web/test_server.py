@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -213,30 +214,21 @@ def test_liveness_is_answered_while_readiness_waits_for_the_broker(
 ) -> None:
     monkeypatch.setattr(part, "ready", lambda: part.checks if part.wait.wait(30) else [])
     part.wait.clear()
-    with contextlib.ExitStack() as stack:
-        asking = [stack.enter_context(connect(port)) for _ in range(4)]
-        for connection in asking:
-            connection.sendall(b"GET /readyz HTTP/1.1\r\n\r\n")
-        with urllib3.PoolManager(retries=False, timeout=5) as pool:
-            assert pool.request("GET", f"http://127.0.0.1:{port}/healthz").status == 200
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(get, port, "/readyz") for _ in range(4)]
+        assert get(port, "/healthz").status == 200
+        assert not any(each.done() for each in asking)
         part.wait.set()
-        for connection in asking:
-            assert connection.recv(12) == b"HTTP/1.1 200"
+        assert {each.result().status for each in asking} == {200}
 
 
 def test_probes_are_answered_while_live_queries_wait(port: int, part: Reporting) -> None:
     part.wait.clear()
-    answers: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(get(port, "/average").status))
-        for _ in range(20)
-    ]
-    for thread in threads:
-        thread.start()
-    assert get(port, "/readyz").status == 200
-    part.wait.set()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(20) as pool:
+        asking = [pool.submit(get, port, "/average") for _ in range(20)]
+        assert get(port, "/readyz").status == 200
+        part.wait.set()
+        answers = [each.result().status for each in asking]
     assert set(answers) == {200, 503}
     assert len(part.asked) == answers.count(200) >= 6
 
