@@ -83,9 +83,12 @@ def failing(error: BaseException) -> Callable[[], None]:
     return fail
 
 
-def on(name: str, topic: TopicName, act: Callable[[], object]) -> Callable[[str, TopicName], None]:
-    """Let something happen before each call of one kind for one topic."""
-    return lambda called, of: act() if (called, of) == (name, topic) else None
+REFUSE = failing(NOT_ALLOWED)
+
+
+def on(admin: Any, acts: dict[tuple[str, TopicName], Callable[[], object]]) -> Any:
+    """Return a cluster in which something happens before each call of a kind for a topic."""
+    return Between(admin, lambda *call: acts[call]() if call in acts else None)
 
 
 def left(memory: MemoryPulsar) -> set[TopicName]:
@@ -98,7 +101,7 @@ STEPS = pytest.mark.parametrize("step", range(0, 3 * len(MEMBERS), 2))
 @STEPS
 def test_a_creation_that_is_refused_leaves_nothing(step: int) -> None:
     memory = MemoryPulsar()
-    admin, happened = at_write(memory.admin, step, failing(NOT_ALLOWED))
+    admin, happened = at_write(memory.admin, step, REFUSE)
     with pytest.raises(PermissionDeniedError):
         topics.create(admin, WANTED)
     assert happened()
@@ -204,12 +207,12 @@ def test_a_creation_waits_for_the_end_of_a_deletion(monkeypatch: pytest.MonkeyPa
             refusals -= 1
             raise ConflictError("This topic already exists", status=409, reason="")
 
-    admin: Any = Between(MemoryPulsar().admin, on("create_partitioned", WANTED.name, refuse))
-    assert topics.create(admin, WANTED) == WANTED
+    call = "create_partitioned", WANTED.name
+    assert topics.create(on(MemoryPulsar().admin, {call: refuse}), WANTED) == WANTED
     monkeypatch.setattr(members, "WAIT_S", 0.2)
-    admin, refusals = Between(MemoryPulsar().admin, admin._happen), 1_000
+    refusals = 1_000
     with pytest.raises(ConflictError):
-        topics.create(admin, WANTED)
+        topics.create(on(MemoryPulsar().admin, {call: refuse}), WANTED)
 
 
 def test_policies_that_a_broker_loses_are_set_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +238,7 @@ def test_policies_that_a_broker_loses_are_set_again(monkeypatch: pytest.MonkeyPa
 def test_the_undo_keeps_an_applications_topic_that_appears_meanwhile() -> None:
     memory, held = MemoryPulsar(), WANTED.held_topic
     act = functools.partial(memory.admin.create_partitioned, held, 1)
-    admin: Any = Between(memory.admin, on("create_partitioned", held, act))
+    admin = on(memory.admin, {("create_partitioned", held): act})
     with pytest.raises(LevelTopicError, match="ordinary partitioned topic"):
         topics.create(admin, WANTED)
     assert left(memory) == {held}
@@ -246,14 +249,9 @@ def test_the_undo_keeps_what_another_client_needs_to_finish_the_same_one(member:
     """Another client is faster with one topic, and our creation is refused at the last one."""
     memory, last = MemoryPulsar(), WANTED.outcomes_topic
     plan = {MEMBER_PROPERTY: WANTED.topic, PLAN_PROPERTY: WANTED.to_json()}
-
-    def happen(name: str, topic: TopicName) -> None:
-        if (name, topic) == ("create_partitioned", member.topic):
-            memory.admin.create_partitioned(topic, member.partitions, plan)
-        if (name, topic) == ("create_subscription", last):
-            raise NOT_ALLOWED
-
-    admin: Any = Between(memory.admin, happen)
+    act = functools.partial(memory.admin.create_partitioned, member.topic, member.partitions, plan)
+    calls = {("create_partitioned", member.topic): act, ("create_subscription", last): REFUSE}
+    admin = on(memory.admin, calls)
     with pytest.raises(PermissionDeniedError):
         topics.create(admin, WANTED)
     assert {WANTED.name, member.topic} <= left(memory)
@@ -264,14 +262,9 @@ def test_the_undo_keeps_what_another_client_needs_to_finish_the_same_one(member:
 @pytest.mark.parametrize("kept", ["outcomes", "window", "DLQ"])
 def test_an_interrupted_undo_leaves_what_can_be_deleted(kept: str) -> None:
     memory, last = MemoryPulsar(), TopicName.parse(f"{WANTED.topic}-{kept}")
-
-    def happen(name: str, topic: TopicName) -> None:
-        if (name, topic) == ("set_topic_policies", WANTED.outcomes_topic):
-            raise NOT_ALLOWED
-        if (name, topic) == ("delete", last):
-            raise BrokerUnreachableError("reset")
-
-    admin: Any = Between(memory.admin, happen)
+    reset = failing(BrokerUnreachableError("reset"))
+    calls = {("set_topic_policies", WANTED.outcomes_topic): REFUSE, ("delete", last): reset}
+    admin = on(memory.admin, calls)
     with pytest.raises(PermissionDeniedError):
         topics.create(admin, WANTED)
     assert left(memory) == {WANTED.name, last}
@@ -286,7 +279,7 @@ def test_a_namespace_that_may_have_no_more_topics_is_named_and_keeps_none(
     monkeypatch.setattr(members, "await_true", lambda *_: pytest.fail("it waits"))
     memory, reason = MemoryPulsar(), "Exceed maximum number of topics in namespace."
     full = failing(ConflictError(reason, status=412, reason=reason))
-    admin: Any = Between(memory.admin, on("create_partitioned", WANTED.window_topic, full))
+    admin = on(memory.admin, {("create_partitioned", WANTED.window_topic): full})
     with pytest.raises(InvalidStrategyError, match=f"{reason}.*set-max-topics-per-namespace"):
         topics.create(admin, WANTED)
     assert left(memory) == set()
@@ -317,6 +310,6 @@ def test_a_conflicting_creation_of_a_subscription_is_repeated() -> None:
     assert topics.create(admin, WANTED) == WANTED
     assert refused == {member.topic for member in MEMBERS}
     full = failing(AdminError("refused", status=500, reason="disk full"))
-    admin = Between(MemoryPulsar().admin, on("create_subscription", WANTED.name, full))
+    admin = on(MemoryPulsar().admin, {("create_subscription", WANTED.name): full})
     with pytest.raises(AdminError, match="refused"):
         topics.create(admin, WANTED)

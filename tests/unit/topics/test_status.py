@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -86,6 +84,12 @@ def waiting(since_ms: int, of: SubscriptionStats = RUNNING, **changes: Any) -> S
     return replace(of, backlog_entries=1, oldest_publish_ms=NOW_MS - since_ms, **changes)
 
 
+DEPLOY = f"is running for orders: `delaylevel mover deploy {LEVEL_TOPIC}`"
+SEPARATE = f"is running for orders: `delaylevel dispatcher run {LEVEL_TOPIC}`"
+OVERDUE = (
+    "host-1 is connected, and a message in the window was due 1h00m ago or earlier: "
+    "`delaylevel levels describe orders`"
+)
 # A mover was connected, and moved nothing.
 GONE = replace(IDLE, type="Exclusive")
 
@@ -93,71 +97,43 @@ GONE = replace(IDLE, type="Exclusive")
 @pytest.mark.parametrize(
     ("levels", "window", "changes", "lines"),
     [
-        (RUNNING, RUNNING, {}, []),
-        (IDLE, IDLE, {}, ["no mover and no dispatcher is running for orders: `delaylevel run o"]),
-        (RUNNING, IDLE, {}, ["no dispatcher is running for orders: `delaylevel run orders`"]),
-        (IDLE, RUNNING, {}, ["no mover is running for orders: `delaylevel run orders`"]),
-        (
-            IDLE,
-            IDLE,
-            FUNCTION,
-            [
-                f"no mover is running for orders: `delaylevel mover deploy {LEVEL_TOPIC}`",
-                f"no dispatcher is running for orders: `delaylevel dispatcher run {LEVEL_TOPIC}`",
-            ],
-        ),
-        (RUNNING, IDLE, {"final_window": FinalWindow.BROKER}, []),
+        (RUNNING, RUNNING, {}, ()),
+        (IDLE, IDLE, {}, "no mover and no dispatcher is running for orders: `delaylevel run o"),
+        (RUNNING, IDLE, {}, "no dispatcher is running for orders: `delaylevel run orders`"),
+        (IDLE, RUNNING, {}, "no mover is running for orders: `delaylevel run orders`"),
+        (IDLE, IDLE, FUNCTION, (f"no mover {DEPLOY}", f"no dispatcher {SEPARATE}")),
+        (RUNNING, IDLE, {"final_window": FinalWindow.BROKER}, ()),
         # -- movers that run at intervals
-        (GONE, RUNNING, {}, []),
-        (replace(IDLE, acknowledged_ms=NOW_MS - 60_000), RUNNING, {}, []),
-        (waiting(HOUR_MS // 12, GONE), RUNNING, {}, []),
+        (GONE, RUNNING, {}, ()),
+        (replace(IDLE, acknowledged_ms=NOW_MS - 60_000), RUNNING, {}, ()),
+        (waiting(HOUR_MS // 12, GONE), RUNNING, {}, ()),
         (
             waiting(3 * HOUR_MS, GONE, acknowledged_ms=NOW_MS - 3 * HOUR_MS // 2),
             RUNNING,
             {},
-            [
-                "no mover is running for orders (the last one moved messages 1h30m ago), and "
-                "hand-offs are overdue by 2h05m: `delaylevel run orders`"
-            ],
+            "no mover is running for orders (the last one moved messages 1h30m ago), and "
+            "hand-offs are overdue by 2h05m: `delaylevel run orders`",
         ),
         # -- stale ones. The finest level's first partition hands off after an hour; the lead is
         # five minutes.
-        (
-            waiting(3 * HOUR_MS),
-            RUNNING,
-            {},
-            ["host-1 is connected, and hand-offs are overdue by 2h"],
-        ),
-        (
-            waiting(3 * HOUR_MS),
-            IDLE,
-            {},
-            ["the mover of orders", "no dispatcher is running"],
-        ),
-        (RUNNING, waiting(NEAR_DUE_MS + 30_000), {}, []),
-        (
-            RUNNING,
-            waiting(NEAR_DUE_MS + HOUR_MS),
-            {},
-            [
-                "host-1 is connected, and a message in the window was due 1h00m ago or earlier: "
-                "`delaylevel levels describe orders`"
-            ],
-        ),
-        (RUNNING, waiting(100 * HOUR_MS), PAUSED, []),
-        (RUNNING, waiting(100 * HOUR_MS), spread(HOUR_MS), []),
+        (waiting(3 * HOUR_MS), RUNNING, {}, "host-1 is connected, and hand-offs are overdue by 2h"),
+        (waiting(3 * HOUR_MS), IDLE, {}, ("the mover of orders", "no dispatcher is running")),
+        (RUNNING, waiting(NEAR_DUE_MS + 30_000), {}, ()),
+        (RUNNING, waiting(NEAR_DUE_MS + HOUR_MS), {}, OVERDUE),
+        (RUNNING, waiting(100 * HOUR_MS), PAUSED, ()),
+        (RUNNING, waiting(100 * HOUR_MS), spread(HOUR_MS), ()),
         # The end of an earlier pause stays in the description, and excuses nothing.
-        (RUNNING, waiting(100 * HOUR_MS), spread(1_000), ["host-1 is connected, and a message"]),
+        (RUNNING, waiting(100 * HOUR_MS), spread(1_000), "host-1 is connected, and a message"),
     ],
 )
 def test_a_line_for_each_missing_or_stale_host_names_the_command(
-    levels: SubscriptionStats, window: SubscriptionStats, changes: dict[str, Any], lines: list[str]
+    levels: SubscriptionStats, window: SubscriptionStats, changes: dict[str, Any], lines: Any
 ) -> None:
     admin: Any = Reported(levels, window)
     described = replace(describe(), **changes)
     at = status(admin, described, NOW_MS, as_described=False)
     missing = missing_hosts(admin, at, "orders")
-    found = summary(missing, "orders")
+    found, lines = summary(missing, "orders"), [lines] if isinstance(lines, str) else lines
     assert len(found) == len(lines)
     assert all(words in line for words, line in zip(lines, found, strict=True))
     running = {"mover": levels, "dispatcher": window}
@@ -187,26 +163,6 @@ def everything(admin: Any, description: LevelTopicDescription) -> LevelTopicStat
 
 DAYS = PartitionStrategy(maximum_delay=timedelta(days=4))
 HOURS = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1))
-
-
-class Counting:
-    """An admin interface that counts requests and omits partitions from bulk answers."""
-
-    def __init__(self, admin: Any, left_out: Mapping[TopicName, set[int]] | None = None) -> None:
-        self.requests: Counter[str] = Counter()
-        self._admin = admin
-        self._left_out = left_out or {}
-
-    def __getattr__(self, name: str) -> Any:
-        def request(*args: Any) -> Any:
-            self.requests[name] += 1
-            found = getattr(self._admin, name)(*args)
-            if name == "partitioned_stats":
-                lacking = self._left_out.get(args[0], set())
-                return {index: stats for index, stats in found.items() if index not in lacking}
-            return found
-
-        return request
 
 
 @pytest.fixture
@@ -288,15 +244,24 @@ def test_a_missing_topic_has_partitions_without_statistics(
 
 
 def test_only_status_requests_partitions_missing_in_the_bulk_answer(
-    memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
+    memory_pulsar: MemoryPulsar, parked: LevelTopicDescription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = parked.level_topic(0)
-    admin = Counting(memory_pulsar.admin, {name: {1, 2}})
-    assert status(admin, parked, 0).backlog_entries == 3
-    assert admin.requests["partition_stats"] == 2
+    name, admin, asked = parked.level_topic(0), memory_pulsar.admin, list[TopicName]()
+    together, alone = admin.partitioned_stats, admin.partition_stats
 
+    def most(topic: TopicName) -> dict[int, PartitionStats]:
+        lacking = {1, 2} if topic == name else ()
+        return {index: each for index, each in together(topic).items() if index not in lacking}
+
+    def one(topic: TopicName) -> PartitionStats:
+        asked.append(topic)
+        return alone(topic)
+
+    monkeypatch.setattr(admin, "partitioned_stats", most)
+    monkeypatch.setattr(admin, "partition_stats", one)
+    assert status(admin, parked, 0).backlog_entries == 3
     rows = everything(admin, parked).rows()
-    assert admin.requests["partition_stats"] == 2
+    assert asked == [name.partition(1), name.partition(2)]
     assert [row.partition for row in rows if row.stats is None] == [1, 2]
     with pytest.raises(LevelTopicError, match=f"no statistics of {name.partition(1)}: try again"):
         lifecycle.pending_entries(admin, parked)
