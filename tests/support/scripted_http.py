@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -53,6 +54,21 @@ class Server:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+
+
+@contextlib.contextmanager
+def scripted(answers: Iterable[Mapping[str, Any]]) -> Iterator[Server]:
+    """Run a server that gives the answers of a file in their order, and 404 after the last."""
+    left = iter(answers)
+
+    def give(*_: str) -> Answer:
+        answer = next(left, {"status": 404, "body": ""})
+        headers = {"Location": answer["location"]} if "location" in answer else {}
+        return answer["status"], headers, answer["body"].encode()
+
+    with contextlib.closing(Server()) as server:
+        server.answer = give
+        yield server
 
 
 def reply(status: int, value: Any) -> Answer:

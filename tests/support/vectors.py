@@ -30,7 +30,7 @@ from delaylevel.producer.routing import WINDOW, Routing
 from delaylevel.producer.setup import level_producer_settings, window_producer_settings
 from delaylevel.testing import ManualClock
 from delaylevel.topics import registry
-from support.scripted_http import Answer, Server, reply
+from support.scripted_http import Answer, Server, reply, scripted
 
 Case = dict[str, Any]
 
@@ -96,15 +96,7 @@ def _search_answer(case: Case) -> Any:
 
 def _admin_answer(case: Case) -> Any:
     """Read a description through the admin interface, whose answers the case has."""
-    left = list(case["answers"])
-
-    def give(*_: str) -> Answer:
-        answer = left.pop(0) if left else {"status": 404, "body": ""}
-        headers = {"Location": answer["location"]} if "location" in answer else {}
-        return answer["status"], headers, answer["body"].encode()
-
-    with contextlib.closing(Server()) as server, contextlib.closing(Admin(server.url)) as admin:
-        server.answer = give
+    with scripted(case["answers"]) as server, contextlib.closing(Admin(server.url)) as admin:
         found = registry.find(admin, case["topic"])
         requests = [path for _, path, *_ in server.seen][: len(case["answers"])]
     if found is None:

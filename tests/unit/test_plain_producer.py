@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from examples import plain_producer as plain
-from support.scripted_http import Answer, Server
+from support.scripted_http import scripted
 from support.vectors import VECTORS
 
 Case = dict[str, Any]
@@ -51,15 +50,7 @@ def _description(case: Case) -> Any:
 
 
 def _answers(case: Case) -> Any:
-    left = list(case["answers"])
-
-    def give(*_: str) -> Answer:
-        answer = left.pop(0)
-        headers = {"Location": answer["location"]} if "location" in answer else {}
-        return answer["status"], headers, answer["body"].encode()
-
-    with contextlib.closing(Server()) as server:
-        server.answer = give
+    with scripted(case["answers"]) as server:
         found = plain.read(server.url, case["topic"])
         requests = [path for _, path, *_ in server.seen]
     return {"maximum_ms": found.levels[0]["maximum_ms"], "requests": requests}

@@ -277,11 +277,8 @@ def test_problems_come_with_their_remedy(
     assert words in problems(answer, at, "Not alive")
 
 
-def test_changes_by_others_to_the_function_are_reported() -> None:
-    changed = {**config(), "cleanupSubscription": True, "inputSpecs": {}, "userConfig": {}}
-    text = "\n".join(health.problems_of(changed, (), level(consumers=OURS)))
-    assert "delete the parked messages" in text
-    assert "does not read" in text
+def test_another_version_of_the_function_is_reported() -> None:
+    text = "\n".join(health.problems_of({}, (), level(consumers=OURS)))
     assert f"this is {__version__}" in text
 
 

@@ -145,17 +145,6 @@ def world() -> RelayWorld:
     return RelayWorld()
 
 
-def test_a_message_is_acknowledged_only_after_its_confirmation(world: RelayWorld) -> None:
-    world.move(0, 1, 2)
-    assert (world.acknowledged, world.relay.in_flight) == ([], 3)
-    world.answer(ORDERS, 2)
-    assert world.acknowledged == [0, 1]
-    world.answer(ORDERS)
-    assert world.acknowledged == [0, 1, 2]
-    assert (world.relay.in_flight, world.relay.unacknowledged) == (0, 0)
-    assert world.relay.take_report().window == 3
-
-
 def test_a_redelivery_is_not_sent(world: RelayWorld) -> None:
     world.move(0, 0)
     assert world.counts(ORDERS) == (1,)
