@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import urllib3
 
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.broker.process import free_ports
 from delaylevel.cluster.connection.local_brokers import SavedInstance, save_instance
-from support.signed_tokens import jwt
+from delaylevel.cluster.rest.http import Rest, options_of
+from support.signed_tokens import token_conf
 
 _HEAP_MB = 1500
 _START_SECONDS = 600
@@ -44,19 +41,6 @@ class SuiteBroker:
     superuser: str
     principal: str
 
-    def call(self, method: str, path: str, body: object = None) -> Any:
-        """Call the admin REST interface as superuser; return the answer, None if it is empty."""
-        answer = urllib3.request(
-            method,
-            f"{self.admin_url}/admin/v2/{path}",
-            headers={"Authorization": f"Bearer {self.superuser}"},
-            json=body,
-        )
-        if answer.status not in (200, 204):
-            text = answer.data.decode(errors="replace")[:300]
-            raise RuntimeError(f"{method} {path}: HTTP status {answer.status} {text}")
-        return answer.json() if answer.data else None
-
 
 def settings(text: str, tests: Path) -> dict[str, str]:
     """Return the settings of the suite's ``standalone-ssl.conf`` that a private broker takes."""
@@ -82,21 +66,13 @@ def with_ports(text: str, ports: Mapping[int, int]) -> str:
 def running(folder: Path, tests: Path) -> Iterator[SuiteBroker]:
     """Start a broker in a folder, with tenants and namespaces of the suite; stop it at the end."""
     service, web, service_tls, web_tls = free_ports(4)
-    key = secrets.token_bytes(32)
-    secret = folder / "secret.key"
-    secret.write_bytes(key)
-    superuser = jwt(key, "superUser")
-    own_token = folder / "broker.token"
-    own_token.write_text(superuser, encoding="utf-8")
+    sign, tokens = token_conf(folder, "superUser")
+    superuser = sign("superUser")
     conf = {
+        **tokens,
         **settings((tests / "test-conf" / "standalone-ssl.conf").read_text("utf-8"), tests),
         "brokerServicePortTls": str(service_tls),
         "webServicePortTls": str(web_tls),
-        "tokenSecretKey": f"file://{secret}",
-        "brokerClientAuthenticationPlugin": (
-            "org.apache.pulsar.client.impl.auth.AuthenticationToken"
-        ),
-        "brokerClientAuthenticationParameters": f"file://{own_token}",
         "basicAuthConf": str(tests / "test-conf" / ".htpasswd"),
         # The certificate is that of localhost, and a client may compare names.
         "advertisedListeners": (
@@ -131,28 +107,24 @@ def running(folder: Path, tests: Path) -> Iterator[SuiteBroker]:
     )
     status = embedded.start(timeout_seconds=_START_SECONDS)
     try:
-        found = SuiteBroker(
-            {6650: service, 8080: web, 6651: service_tls, 8443: web_tls},
-            status.admin_url,
-            superuser,
-            jwt(key, "token-principal"),
-        )
-        _prepare(found)
-        yield found
+        with closing(Rest(status.admin_url, **options_of(embedded.connection))) as rest:
+            _prepare(rest)
+        ports = {6650: service, 8080: web, 6651: service_tls, 8443: web_tls}
+        yield SuiteBroker(ports, status.admin_url, superuser, sign("token-principal"))
     finally:
         embedded.stop()
 
 
-def _prepare(broker: SuiteBroker) -> None:
+def _prepare(rest: Rest) -> None:
     """Create what the suite's start script creates; the broker has created ``public/default``."""
     clusters = {"allowedClusters": ["standalone"]}
-    broker.call("POST", "tenants/public", {"adminRoles": ["anonymous"], **clusters})
-    broker.call("PUT", "tenants/private", {"adminRoles": [], **clusters})
+    rest.post("tenants/public", {"adminRoles": ["anonymous"], **clusters})
+    rest.put("tenants/private", {"adminRoles": [], **clusters})
     for namespace in ("public/default-2", "private/auth"):
-        broker.call("PUT", f"namespaces/{namespace}", {"replication_clusters": ["standalone"]})
+        rest.put(f"namespaces/{namespace}", {"replication_clusters": ["standalone"]})
     for namespace, role in (
         ("public/default", "anonymous"),
         ("public/default-2", "anonymous"),
         ("private/auth", "token-principal"),
     ):
-        broker.call("POST", f"namespaces/{namespace}/permissions/{role}", ["produce", "consume"])
+        rest.post(f"namespaces/{namespace}/permissions/{role}", ["produce", "consume"])

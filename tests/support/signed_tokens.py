@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import hmac
 import json
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +27,29 @@ def jwt(key: bytes, subject: str, expires_s: float | None = None) -> str:
         claims["exp"] = int(time.time() + expires_s)
     head = part(b'{"alg":"HS256"}') + "." + part(json.dumps(claims).encode())
     return head + "." + part(hmac.digest(key, head.encode(), hashlib.sha256))
+
+
+def token_conf(folder: Path, superuser: str = "admin") -> tuple[Callable[..., str], dict[str, Any]]:
+    """Return the function that signs tokens, and the settings of a broker that asks for them.
+
+    The broker's own token is in the file ``broker.token`` of the folder, so that no command line
+    has it.
+    """
+    key = secrets.token_bytes(32)
+    sign = functools.partial(jwt, key)
+    (folder / "secret.key").write_bytes(key)
+    (folder / "broker.token").write_text(sign(superuser))
+    provider = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
+    plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+    return sign, {
+        "authenticationEnabled": True,
+        "authorizationEnabled": True,
+        "authenticationProviders": provider,
+        "superUserRoles": superuser,
+        "tokenSecretKey": f"file://{folder}/secret.key",
+        "brokerClientAuthenticationPlugin": plugin,
+        "brokerClientAuthenticationParameters": f"file://{folder}/broker.token",
+    }
 
 
 class RenewedFile:

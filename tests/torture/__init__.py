@@ -17,6 +17,5 @@ what was confirmed, cancelled and received. Pure functions compare the ledgers i
 `consuming`           the part that receives
 `faults`              the faults, in groups
 `run`                 one run from its beginning to its result
-`report`              the table and the JSON of a result
 ====================  ==============================================================
 """

@@ -14,7 +14,6 @@ from pathlib import Path
 from delaylevel.errors import DelayLevelError
 
 from .faults import named
-from .report import as_json, as_table
 from .run import Torture
 from .scene import Settings, StageError
 from .stage import stages
@@ -26,9 +25,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="time with faults")
     parser.add_argument("--seed", type=int, default=0, help="seed; 0 for a random one")
     parser.add_argument("--json", type=Path, help="file for the result")
-    parser.add_argument(
-        "--topics", default="spark,run,function", help="level topics, some of these"
-    )
     parser.add_argument("--faults", default="", help="kinds of faults; all by default")
     given = parser.parse_args()
     seed = given.seed or random.SystemRandom().randrange(1, 1 << 30)
@@ -36,13 +32,8 @@ def main() -> int:
     # a broker with tokens that expire, without Java and the Function.
     decided = random.Random(seed)
     once, tokens = decided.random() < 0.7, decided.random() < 0.3
-    without = {"function"} if tokens else set()
-    names = tuple(name for name in given.topics.split(",") if name and name not in without)
-    if not names:
-        parser.error("no level topic is left")
     try:
         faults = named(tuple(filter(None, given.faults.split(","))))
-        chosen = tuple(stages(names, once))
     except ValueError as error:
         parser.error(str(error))
     folder = Path(tempfile.mkdtemp(prefix="torture-"))
@@ -55,7 +46,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     keep = True
     try:
-        settings = Settings(folder, chosen, seed, tokens)
+        settings = Settings(folder, stages(once, function=not tokens), seed, tokens)
         result = Torture(settings, faults, given.minutes, say).run()
         keep = not result.ok
     except KeyboardInterrupt:
@@ -71,8 +62,9 @@ def main() -> int:
             shutil.rmtree(folder, ignore_errors=True)
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(as_json(result))
-    print(as_table(result))
+        given.json.write_text(result.as_json())
+    print(result.as_json())
+    say("everything that is promised was kept" if result.ok else "FAILED")
     return 0 if result.ok else 1
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 import psutil
@@ -36,18 +38,11 @@ _FAILURES = (DelayLevelError, pulsar.PulsarException, StageError, OSError, psuti
 
 
 class Blow(NamedTuple):
-    """A fault that was injected, or could not be.
-
-    Attributes:
-        recovery_s: time from its end until everything flowed again, in s; None if another fault
-            came before, or it took too long.
-        failure: the error, if it could not be injected or undone; empty otherwise.
-    """
+    """A fault that was injected, or could not be, with the error that it or its repair raised."""
 
     kind: str
     at_ms: int
     lasted_s: float
-    recovery_s: float | None
     failure: str = ""
 
 
@@ -86,6 +81,20 @@ class Result:
     def ok(self) -> bool:
         """True if everything that is promised was kept."""
         return not self.violations and not self.unfinished
+
+    def as_json(self) -> str:
+        """Return everything, with the number of violations of each rule, and the first ones."""
+        values = {
+            **asdict(self),
+            "ok": self.ok,
+            "faults": Counter(
+                blow.kind for blow in self.blows if blow.lasted_s or not blow.failure
+            ),
+            "blows": [blow._asdict() for blow in self.blows],
+            "violations": Counter(each.rule for each in self.violations),
+            "examples": [each._asdict() for each in self.violations[:200]],
+        }
+        return json.dumps(values, indent=1)
 
 
 class Torture:
@@ -159,7 +168,7 @@ class Torture:
         except _FAILURES as error:
             self._say(f"  not injected: {error!r}")
             failure = f"{repr(error)[:300]} {self._undo(undo)}".strip()
-            self.result.blows.append(Blow(fault.name, began_ms, 0.0, None, failure))
+            self.result.blows.append(Blow(fault.name, began_ms, 0.0, failure))
             return
         current.append(Current(fault, undo, began_ms, self._chosen.uniform(*fault.lasts_s)))
 
@@ -174,22 +183,19 @@ class Torture:
 
     def _end(self, current: list[Current]) -> None:
         """Undo all present faults, each at its time, and wait until everything flows again."""
-        ended: list[Blow] = []
         for each in sorted(current, key=lambda each: each.began_ms + each.lasts_s * 1000):
             self._pause(each.lasts_s - (now_ms() - each.began_ms) / 1000)
             failure = self._undo(each.undo)
             lasted_s = (now_ms() - each.began_ms) / 1000
-            ended.append(Blow(each.fault.name, each.began_ms, lasted_s, None, failure))
+            self.result.blows.append(Blow(each.fault.name, each.began_ms, lasted_s, failure))
         current.clear()
         undone_ms = now_ms()
         try:
             self._await_flow(undone_ms, _RECOVERY_S, "the flow")
-            if len(ended) == 1:
-                ended = [ended[0]._replace(recovery_s=(now_ms() - undone_ms) / 1000)]
+            self._say(f"  everything flows again after {(now_ms() - undone_ms) / 1000:.1f} s")
         except StageError:
             overdue = self._story.overdue(undone_ms)
             self._say(f"  no flow in {_RECOVERY_S:.0f} s: {len(overdue)} overdue {overdue[:2]}")
-        self.result.blows += ended
 
     def _await_flow(self, since_ms: int, seconds: float, what: str) -> None:
         def flows() -> bool:

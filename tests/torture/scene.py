@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.embedded import small_broker
 from support.java_client import compile_producer
 from support.proxy import Proxy
-from support.signed_tokens import RenewedFile, jwt
+from support.signed_tokens import RenewedFile, token_conf
 
 from .control import Control, TargetState, open_targets
 from .ledger import Ledger, Stepped, now_ms
@@ -120,25 +119,11 @@ class Scene:
 
     def _secured(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin to renew a token; return the broker's token, and settings that ask for one."""
-        secret = secrets.token_bytes(32)
-        (self._folder / "secret.key").write_bytes(secret)
-        own = jwt(secret, "admin")
-        (self._folder / "broker.token").write_text(own)
-        renewed = functools.partial(jwt, secret, "admin", TOKEN_S)
+        sign, conf = token_conf(self._folder)
+        renewed = functools.partial(sign, "admin", TOKEN_S)
         self.token = RenewedFile(self._folder / "parts.token", renewed)
         self.token.renew()
-        plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
-        provider = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
-        return {"token": own}, {
-            "authenticationEnabled": True,
-            "authorizationEnabled": True,
-            "authenticationProviders": provider,
-            "authenticationRefreshCheckSeconds": 1,
-            "superUserRoles": "admin",
-            "tokenSecretKey": f"file://{self._folder}/secret.key",
-            "brokerClientAuthenticationPlugin": plugin,
-            "brokerClientAuthenticationParameters": f"file://{self._folder}/broker.token",
-        }
+        return {"token": sign("admin")}, {**conf, "authenticationRefreshCheckSeconds": 1}
 
     # -- the beginning and the end
 

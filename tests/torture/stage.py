@@ -94,28 +94,23 @@ RUNNERS = ("run-1", "run-2")
 PRODUCERS = ("producer-1", "producer-2")
 
 
-def stages(names: tuple[str, ...], once: bool) -> list[Stage]:
-    """Return the level topics with these names.
+def stages(once: bool, function: bool) -> tuple[Stage, ...]:
+    """Return the level topics of a run.
 
     Args:
         once: True if `dispatcher run` delivers effectively once and `run` at least once; False for
             the other way round.
-
-    Raises:
-        ValueError: a name is unknown.
+        function: True for one that is moved by a Function, too.
     """
     first, second = Delivery.EFFECTIVELY_ONCE, Delivery.AT_LEAST_ONCE
     if not once:
         first, second = second, first
-    known = {
-        "spark": Stage("spark", {"mover-spark": SPARK}, DISPATCHERS, first),
-        "run": Stage("run", {}, RUNNERS, second, (0, 2)),
-        "function": Stage("function", {}, DISPATCHERS, first, mover=Mover.FUNCTION),
-    }
-    unknown = sorted(set(names) - known.keys())
-    if unknown:
-        raise ValueError(f"no level topic has the name {unknown[0]}: take {', '.join(known)}")
-    return [known[name] for name in names]
+    moved = Stage("function", {}, DISPATCHERS, first, mover=Mover.FUNCTION)
+    return (
+        Stage("spark", {"mover-spark": SPARK}, DISPATCHERS, first),
+        Stage("run", {}, RUNNERS, second, (0, 2)),
+        *([moved] if function else []),
+    )
 
 
 def save_connection(folder: Path, connection: Connection) -> None:

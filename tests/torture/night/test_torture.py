@@ -33,7 +33,7 @@ def test_a_fault_that_fails_half_way_is_undone(tmp_path: Path) -> None:
             undo.callback(repair, number)
         raise StageError("half-way")
 
-    settings = Settings(tmp_path / "run", tuple(stages(("run",), True)), 1)
+    settings = Settings(tmp_path / "run", stages(once=True, function=False), 1)
     run = Torture(settings, (Fault("planted", (0.0, 0.0), inject),), 1.0, print)
     current: list[Current] = []
     run.inject(current)
@@ -57,6 +57,6 @@ def test_five_minutes_of_faults_lose_copy_and_change_nothing(tmp_path: Path) -> 
     result = json.loads(path.read_text()) if path.exists() else {}
     assert process.returncode == 0, result.get("examples")
     # About fifty on a quiet machine, and fewer on a busy one.
-    assert sum(found["injected"] for found in result["faults"].values()) >= 12
+    assert sum(result["faults"].values()) >= 12
     assert len(result["faults"]) >= 6
     assert result["totals"]["confirmed"] > 1_000

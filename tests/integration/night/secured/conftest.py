@@ -33,7 +33,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics.status import LevelTopicStatus, status
 from support.background import Serving
-from support.signed_tokens import RenewedFile, jwt
+from support.signed_tokens import RenewedFile, jwt, token_conf
 from support.world import QUIET
 
 UNIT = timedelta(milliseconds=500)
@@ -99,31 +99,17 @@ class Secured:
             check=True,
             capture_output=True,
         )
-        secret = secrets.token_bytes(32)
-        (folder / "secret.key").write_bytes(secret)
-        self.token = jwt(secret, "admin")
-        self.token_of = functools.partial(jwt, secret)
+        self.token_of, tokens = token_conf(folder)
+        self.token = self.token_of("admin")
         self.foreign_token = jwt(secrets.token_bytes(32), "admin")
-        # The broker's own credentials are in a file, so that no command line has them.
         self.own_token_file = folder / "broker.token"
-        self.own_token_file.write_text(self.token)
         service_port, web_port = free_ports(2)
         self.service_url = f"pulsar+ssl://127.0.0.1:{service_port}"
         self.admin_url = f"https://127.0.0.1:{web_port}"
         conf: dict[str, Any] = {
             "defaultRetentionTimeInMinutes": 60,
             "defaultRetentionSizeInMB": -1,
-            "authenticationEnabled": True,
-            "authorizationEnabled": True,
-            "authenticationProviders": (
-                "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
-            ),
-            "superUserRoles": "admin",
-            "tokenSecretKey": f"file://{folder}/secret.key",
-            "brokerClientAuthenticationPlugin": (
-                "org.apache.pulsar.client.impl.auth.AuthenticationToken"
-            ),
-            "brokerClientAuthenticationParameters": f"file://{self.own_token_file}",
+            **tokens,
             "brokerServicePortTls": service_port,
             "webServicePortTls": web_port,
             "tlsCertificateFilePath": self.certificate,
