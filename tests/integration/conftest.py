@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,13 +22,11 @@ from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
 from support.background import Background
 from support.fakes import HandClock, JumpingClock
-from support.java_client import JavaProgram
+from support.java_client import JavaSession, b64, compile_producer
 from support.proxy import Proxy
 from support.world import (
     RealWorld,
 )
-
-JAVA_SOURCES = Path(__file__).parents[1] / "java"
 
 
 @pytest.fixture
@@ -42,6 +39,12 @@ def world(connection: Connection, namespace: str, client: pulsar.Client) -> Iter
 @pytest.fixture
 def admin(world: RealWorld) -> Admin:
     return world.admin  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def orders(namespace: str) -> str:
+    """The name of a business topic, for tests without a level topic of their own."""
+    return f"persistent://{namespace}/orders"
 
 
 @pytest.fixture
@@ -199,41 +202,52 @@ def cli_process(
             process.wait()
 
 
-@contextlib.contextmanager
-def _java_publisher(connection: Connection, source: str) -> Iterator[Callable[..., None]]:
-    """Yield a function that publishes a message of the fields that a Java program takes.
-
-    It keeps its producers. After a test, they ask for the deleted topics again and again.
-    """
-
-    def publish(*fields: Any, properties: Mapping[str, str]) -> None:
-        line = [base64.b64encode(each).decode() if isinstance(each, bytes) else str(each)
-                for each in fields]  # fmt: skip
-        line += [f"{key}={text}" for key, text in properties.items()]
-        answer = program.ask("\t".join(line), "ok", "failed")
-        assert answer.startswith("ok"), answer
-
-    program = JavaProgram(str(JAVA_SOURCES / source), connection.service_url)
-    with contextlib.closing(program):
-        program.answer("ready")
-        yield publish
+@pytest.fixture(scope="session")
+def java_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled Java producer, with the program for tests."""
+    folder = compile_producer(tmp_path_factory.mktemp("java"))
+    assert folder is not None, "the Java producer needs a JDK, as Maven does"
+    return folder
 
 
 @pytest.fixture(scope="module")
-def skewed(connection: Connection) -> Iterator[Callable[..., None]]:
-    """``skewed(topic, ahead_ms, value, properties=…)``: publish with a clock that is ahead."""
-    with _java_publisher(connection, "SkewedProducer.java") as publish:
-        yield publish
+def skewed(java_classes: Path, connection: Connection) -> Iterator[Callable[..., None]]:
+    """``skewed(topic, ahead_ms, value, properties=…)``: publish with a clock that is ahead.
 
-
-@pytest.fixture(scope="module")
-def bytes_keys(connection: Connection) -> Iterator[Callable[..., None]]:
-    """``bytes_keys(topic, kind, key, value, properties=…)``: publish with a key of bytes.
-
-    See the Java source for the kinds of keys.
+    Further arguments are those of the plain Java producer, which is kept.
     """
-    with _java_publisher(connection, "BytesProducer.java") as publish:
-        yield publish
+    sessions: dict[int, JavaSession] = {}
+    opened: set[tuple[int, str]] = set()
+
+    def publish(
+        topic: str, ahead_ms: int, value: bytes, *, batching: bool = False, **fields: Any
+    ) -> None:
+        if ahead_ms not in sessions:
+            sessions[ahead_ms] = JavaSession(java_classes, connection, str(ahead_ms))
+        session, named = sessions[ahead_ms], {"name": topic, "schema": "bytes"}
+        if (ahead_ms, topic) not in opened:
+            opened.add((ahead_ms, topic))
+            options = {"batching": True} if batching else {}
+            session("open-plain", topic=topic, **named, **options)
+        assert session("send-plain", value=b64(value), **named, **fields) == {}
+
+    yield publish
+    for session in sessions.values():
+        session.close()
+
+
+@pytest.fixture
+def bytes_keys(skewed: Callable[..., None]) -> Callable[..., None]:
+    """``bytes_keys(topic, "ordering", key, value, properties=…)``: publish with a key of bytes.
+
+    The kind ``key`` stands for a partition key.
+    """
+
+    def publish(topic: str, kind: str, key: bytes, value: bytes, **fields: Any) -> None:
+        field = {"ordering": "orderingKey", "key": "keyBytes"}[kind]
+        skewed(topic, 0, value, batching=True, **{field: b64(key)}, **fields)
+
+    return publish
 
 
 @pytest.fixture

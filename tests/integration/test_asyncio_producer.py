@@ -14,7 +14,7 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Listeners, ReceivedMessage
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.outcome import OutcomeStatus
-from support.asyncio_producer import LONG, orders, producer_of  # noqa: F401
+from support.asyncio_producer import LONG, producer_of
 from support.world import RealWorld
 
 

@@ -10,7 +10,6 @@ import pulsar
 import pytest
 from pulsar.schema import JsonSchema, Record, String
 
-from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher.publishing.targets import java_string_hash
 from delaylevel.errors import LevelTopicError
@@ -106,7 +105,7 @@ def test_every_field_of_a_message_arrives(
     plain, typed = sorted(description.targets)
     if delivery is Delivery.EFFECTIVELY_ONCE:
         for topic in (plain, typed):
-            deduplicate(world, topic)
+            world.deduplicate_topic(topic)
     world.serving(description, delivery=delivery)
     consumer = world.plain_client.subscribe(plain, "application")
     of_orders = world.plain_client.subscribe(typed, "application", schema=JsonSchema(Order))
@@ -142,7 +141,7 @@ def test_with_deduplication_keys_keep_their_partition_and_no_message_comes_twice
     description = tracked(targets=("spread",), topic=f"{target}-delay-level", window_partitions=2)
     with pytest.raises(LevelTopicError, match="set-deduplication --enable"):
         world.serving(description, delivery=Delivery.EFFECTIVELY_ONCE)
-    deduplicate(world, target)
+    world.deduplicate_topic(target)
     keys = [f"key-{number}" for number in range(30)] + ["\u00e9\u4e2d", "x" * 300]
     with producer_of(world, description, topic=target) as producer:
         for turn in range(10):
@@ -170,16 +169,3 @@ def test_with_deduplication_keys_keep_their_partition_and_no_message_comes_twice
                 assert index == java_string_hash(message.key) % 3
                 turns.setdefault(message.key, []).append(message.value)
     assert turns == {key: [b"%d" % turn for turn in range(10)] for key in keys}
-
-
-def deduplicate(world: RealWorld, topic: str) -> None:
-    """Turn on broker deduplication for a topic, and wait until it is active."""
-    name, admin = TopicName.parse(topic), world.admin
-    admin.set_topic_policies(name, TopicPolicies(deduplication=True))
-
-    def on() -> bool:
-        count = admin.partitioned_metadata(name).partitions
-        parts = [name.partition(index) for index in range(count)] or [name]
-        return all(admin.partition_stats(part).deduplication for part in parts)
-
-    world.eventually(on, "deduplication")

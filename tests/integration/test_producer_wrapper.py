@@ -30,11 +30,6 @@ HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta
 LONG = timedelta(hours=2)
 
 
-@pytest.fixture
-def orders(namespace: str) -> str:
-    return f"persistent://{namespace}/orders"
-
-
 class Order(Record):
     note = String()
 

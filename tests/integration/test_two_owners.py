@@ -9,7 +9,6 @@ from typing import Any
 
 import pulsar
 import pytest
-import urllib3
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.reader import messages_in_range
@@ -89,9 +88,7 @@ def test_an_owner_goes_on_in_a_new_ledger(world: RealWorld) -> None:
         for number in range(1, 7):
             journal.append(LowWatermark(number))
             if number == 3:
-                name = source.topic.removeprefix("persistent://")
-                url = f"{world.admin.admin_url}/admin/v2/persistent/{name}/unload"
-                assert urllib3.request("PUT", url).status == 204
+                world.admin.unload(source.name)
         assert journal.stored == 6
         records = [decode(data) for data in journal.read()]
     assert records == [LowWatermark(number) for number in range(1, 7)]

@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-import pytest
-
 from delaylevel.asyncio import DelayLevelClient, DelayLevelProducer
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
@@ -18,11 +16,6 @@ HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta
 
 
 LONG, LONGER, LONGEST = timedelta(hours=1.5), timedelta(hours=2.5), timedelta(hours=3.5)
-
-
-@pytest.fixture
-def orders(namespace: str) -> str:
-    return f"persistent://{namespace}/orders"
 
 
 @asynccontextmanager

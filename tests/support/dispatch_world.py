@@ -18,7 +18,6 @@ import pulsar
 import pytest
 
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.rest.http import Rest
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
@@ -114,7 +113,7 @@ class DispatchWorld:
         for target in self.targets:
             self.keep(target)
             if delivery is EO:
-                self.deduplicate(target)
+                world.deduplicate_topic(target)
 
     # -- processes
 
@@ -251,14 +250,6 @@ class DispatchWorld:
     def keep(self, target: str) -> None:
         """Create the subscription ``keep``, which acknowledges nothing."""
         self.world.plain_client.subscribe(target, "keep").close()
-
-    def deduplicate(self, target: str, on: bool = True) -> None:
-        """Turn the deduplication of a target on or off, and wait for the effect."""
-        name = TopicName.parse(target)
-        self.world.admin.set_topic_policies(name, TopicPolicies(deduplication=on))
-        self.world.eventually(
-            lambda: self.world.admin.partition_stats(name).deduplication is on, "deduplication"
-        )
 
     def throttle(self, target: str, per_second: int) -> None:
         """Limit the publish rate of a target, in messages per second."""

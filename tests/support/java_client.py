@@ -1,7 +1,8 @@
-"""Java programs of the tests: each obeys the lines of its standard input, and answers each."""
+"""The Java program of the tests, which has producers and consumers (Session.java)."""
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
@@ -17,6 +18,11 @@ _SESSION = _CLIENT / "src/test/java/delaylevel/client/Session.java"
 _BRIEF = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # a short run
 
 
+def b64(value: bytes) -> str:
+    """Return bytes as the program takes them."""
+    return base64.b64encode(value).decode()
+
+
 def compile_producer(classes: Path) -> Path | None:
     """Compile the Java producer and its program; return the folder, or None without a compiler."""
     compiler = shutil.which("javac", path=str(Path(java()).parent)) or shutil.which("javac")
@@ -29,24 +35,26 @@ def compile_producer(classes: Path) -> Path | None:
     return classes
 
 
-class JavaProgram:
-    """A running Java program, with the libraries of the Java client.
+class JavaSession:
+    """A running Java program, which obeys the lines of its standard input, and answers each.
 
     Args:
-        program: name of its class, or path of its source.
-        classes: folder with further classes.
+        classes: folder with its classes.
+        option: ``transactions``, or the number of ms by which its clock is ahead.
     """
 
     def __init__(
         self,
-        program: str,
-        *arguments: str,
-        classes: Path | str = "",
+        classes: Path | str,
+        connection: Connection,
+        option: str = "0",
         preexec_fn: Callable[[], None] | None = None,
     ) -> None:
-        libraries = ":".join(filter(None, (str(classes), f"{distribution_directory()}/lib/*")))
+        self._admin_url = connection.admin_url
+        libraries = f"{classes}:{distribution_directory()}/lib/*"
+        command = [java(), "-Xmx192m", *_BRIEF, "-cp", libraries, "delaylevel.client.Session"]
         self._process = subprocess.Popen(
-            [java(), "-Xmx192m", *_BRIEF, "-cp", libraries, program, *arguments],
+            [*command, connection.service_url, option],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -54,44 +62,28 @@ class JavaProgram:
             encoding="utf-8",
             preexec_fn=preexec_fn,
         )
+        self._answer()
 
-    def ask(self, line: str, *begins: str) -> str:
-        """Give a command, and return its answer, which begins with one of these texts."""
+    def __call__(self, command: str, **values: Any) -> dict[str, Any]:
+        """Give a command, and return its answer."""
         assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
+        self._process.stdin.write(json.dumps({"do": command, **values}) + "\n")
         self._process.stdin.flush()
-        return self.answer(*begins)
+        return self._answer()
 
-    def answer(self, *begins: str) -> str:
-        """Return the next line that begins so; the client logs to the same stream."""
+    def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith(begins):
-                return line
+            if line.startswith("{"):  # the client logs to the same stream
+                found: dict[str, Any] = json.loads(line)
+                return found
         raise AssertionError(f"the Java program ended ({self._process.wait()})")
+
+    def open(self, name: str, topic: str, schema: str = "bytes", **values: Any) -> dict[str, Any]:
+        """Open a producer."""
+        return self("open", name=name, topic=topic, schema=schema, admin=self._admin_url, **values)
 
     def close(self) -> None:
         """Stop the program."""
         self._process.kill()
         self._process.communicate()
-
-
-class JavaSession(JavaProgram):
-    """A Java program with producers and consumers (Session.java)."""
-
-    def __init__(
-        self, classes: Path | str, connection: Connection, *options: str, **process: Any
-    ) -> None:
-        self._admin_url = connection.admin_url
-        program = "delaylevel.client.Session"
-        super().__init__(program, connection.service_url, *options, classes=classes, **process)
-        self.answer("{")
-
-    def __call__(self, command: str, **values: Any) -> dict[str, Any]:
-        """Give a command, and return its answer."""
-        found: dict[str, Any] = json.loads(self.ask(json.dumps({"do": command, **values}), "{"))
-        return found
-
-    def open(self, name: str, topic: str, schema: str = "bytes", **values: Any) -> dict[str, Any]:
-        """Open a producer."""
-        return self("open", name=name, topic=topic, schema=schema, admin=self._admin_url, **values)

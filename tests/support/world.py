@@ -25,6 +25,7 @@ import urllib3
 
 from delaylevel import DelayLevelClient, topics
 from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.clock import Clock, SystemClock, duration_ms
@@ -340,6 +341,16 @@ class RealWorld(World):
     def deduplicate(self) -> None:
         """Turn on the broker's deduplication for every topic of the namespace."""
         self.set_policy("deduplication", True)
+
+    def deduplicate_topic(self, topic: str, on: bool = True) -> None:
+        """Turn the deduplication of a topic on or off, and wait for the effect."""
+        name = TopicName.parse(topic)
+        self.admin.set_topic_policies(name, TopicPolicies(deduplication=on))
+        parts = [TopicName.parse(each) for each in self.plain_client.get_topic_partitions(topic)]
+        self.eventually(
+            lambda: all(self.admin.partition_stats(each).deduplication is on for each in parts),
+            "deduplication",
+        )
 
     def keep_nothing(self) -> None:
         """Turn off the retention: what is published to a topic without subscription is gone."""

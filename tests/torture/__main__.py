@@ -15,7 +15,7 @@ from delaylevel.errors import DelayLevelError
 
 from .faults import named
 from .run import Torture
-from .scene import Settings, StageError
+from .scene import Scene, StageError
 from .stage import stages
 
 
@@ -46,8 +46,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     keep = True
     try:
-        settings = Settings(folder, stages(once, function=not tokens), seed, tokens)
-        result = Torture(settings, faults, given.minutes, say).run()
+        scene = Scene(folder, stages(once, function=not tokens), seed, say, tokens)
+        result = Torture(scene, faults, given.minutes).run()
         keep = not result.ok
     except KeyboardInterrupt:
         keep = False

@@ -145,7 +145,7 @@ def _end_broker(by: str, scene: Scene, chosen: random.Random, undo: Undo) -> Non
 
 def _unload(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Let the broker close topics of ours, or targets, and open them again."""
-    found = [name for stage in scene.settings.stages for name in scene.member_partitions(stage)]
+    found = [name for stage in scene.stages for name in scene.member_partitions(stage)]
     found += [TopicName.parse(target) for target in scene.control.targets]
     for name in chosen.sample(found, chosen.choice((1, 1, 3, len(found)))):
         scene.admin.unload(name)
@@ -156,7 +156,7 @@ def _take_lock(scene: Scene, chosen: random.Random, undo: Undo) -> None:
 
     The owner's exclusive consumer connects again by itself later, as if nothing had happened.
     """
-    stage = chosen.choice(scene.settings.stages)
+    stage = chosen.choice(scene.stages)
     description = scene.description(stage)
     name = description.window_topic.partition(chosen.randrange(description.window_partitions))
     client = undo.enter_context(contextlib.closing(quiet_client(scene.broker.connection)))
@@ -304,7 +304,7 @@ def _await_silence(scene: Scene, target: str) -> None:
 
 def _pause_targets(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Pause a level topic, or one of its targets; resume it."""
-    stage = chosen.choice(scene.settings.stages)
+    stage = chosen.choice(scene.stages)
     targets = sorted(scene.description(stage).targets)
     target = chosen.choice([None, *targets])
     spread_ms = chosen.choice((0, 0, 3_000))
@@ -318,12 +318,12 @@ def _longest(scene: Scene, stage: Stage) -> timedelta:
 
 def _can_expand(scene: Scene) -> bool:
     most = timedelta(seconds=MOST_S)
-    return any(_longest(scene, stage) < most for stage in scene.settings.stages)
+    return any(_longest(scene, stage) < most for stage in scene.stages)
 
 
 def _expand(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Give a level topic partitions for longer delays."""
-    stages = list(scene.settings.stages)
+    stages = list(scene.stages)
     stage = min(chosen.sample(stages, len(stages)), key=partial(_longest, scene))
     longest = _longest(scene, stage) + timedelta(seconds=COARSE_UNIT_S)
     expand(scene.admin, stage.level_topic, longest)
@@ -333,7 +333,7 @@ def _expand(scene: Scene, chosen: random.Random, undo: Undo) -> None:
 
 
 def _takes_targets(scene: Scene) -> list[Stage]:
-    return [stage for stage in scene.settings.stages if scene.added.get(stage.name, 0) < MOST_ADDED]
+    return [stage for stage in scene.stages if scene.added.get(stage.name, 0) < MOST_ADDED]
 
 
 def _add_target(scene: Scene, chosen: random.Random, undo: Undo) -> None:
@@ -368,7 +368,7 @@ def _step(scene: Scene, chosen: random.Random, undo: Undo) -> None:
 
 
 def _dispatchers(scene: Scene) -> list[Part]:
-    names = {name for stage in scene.settings.stages for name in stage.dispatchers}
+    names = {name for stage in scene.stages for name in stage.dispatchers}
     return [part for name, part in scene.parts.items() if name in names]
 
 

@@ -178,35 +178,6 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-class Supervisor:
-    """Thread that starts processes again when they end."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, Part] = {}
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
-        self._thread.start()
-
-    def add(self, part: Part) -> None:
-        """Start a process, and watch it from now on."""
-        part.start()
-        self.parts[part.name] = part
-
-    def _run(self) -> None:
-        while not self._end.wait(0.2):
-            for part in list(self.parts.values()):
-                part.look()
-
-    def close(self) -> None:
-        """Kill everything."""
-        self._end.set()
-        self._thread.join()
-        for part in self.parts.values():
-            part.wanted = False
-        for part in self.parts.values():
-            part.end()
-
-
 class MovingFunction(Victim):
     """The Function of one level topic, with one instance, which the broker's worker runs.
 

@@ -5,7 +5,6 @@ Some of them expire, and some are cancelled or replaced later; but none of those
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import heapq
 import os
@@ -24,7 +23,7 @@ import pulsar
 from delaylevel import DelayLevelClient
 from delaylevel.errors import CancellationFailedError, DelayLevelError
 from delaylevel.model.outcome import Outcome, Receipt
-from support.java_client import JavaSession
+from support.java_client import JavaSession, b64
 from support.world import QUIET
 
 from .control import Control, Openings, TargetState
@@ -89,14 +88,14 @@ class JavaProducer:
     def send_async(self, body: bytes, callback: Callable[[Any, Any], None], **given: Any) -> None:
         """Send a message, and wait for the answer."""
         fields = {
-            "value": base64.b64encode(body).decode(),
+            "value": b64(body),
             "properties": given["properties"],
             "at": given["deliver_at"],
         }
         if given["partition_key"]:
             fields["key"] = given["partition_key"]
         if given["ordering_key"]:
-            fields["orderingKey"] = base64.b64encode(given["ordering_key"].encode()).decode()
+            fields["orderingKey"] = b64(given["ordering_key"].encode())
         if given["event_timestamp"]:
             fields["eventTime"] = given["event_timestamp"]
         answer = self._session("send", name=self._target, schema="bytes", **fields)
@@ -114,10 +113,10 @@ class OneAtATime(JavaSession):
         self._lock = threading.RLock()
         super().__init__(*arguments, **options)
 
-    def ask(self, line: str, *begins: str) -> str:
+    def __call__(self, command: str, **values: Any) -> dict[str, Any]:
         with self._lock:
             try:
-                return super().ask(line, *begins)
+                return super().__call__(command, **values)
             except (AssertionError, OSError):
                 os._exit(1)
 

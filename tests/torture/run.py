@@ -7,7 +7,6 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from support.world import quiet_client, stored_messages
 from .faults import Fault, Undo
 from .invariants import Violation, violations
 from .ledger import Cancelled, LedgerReader, now_ms
-from .scene import Scene, Settings, StageError
+from .scene import Scene, StageError
 from .stage import MOST_ADDED, SUBSCRIPTIONS
 from .story import Story
 
@@ -98,24 +97,18 @@ class Result:
 
 
 class Torture:
-    """A run; ``say`` shows a line of progress."""
+    """A run."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        faults: tuple[Fault, ...],
-        minutes: float,
-        say: Callable[[str], None],
-    ) -> None:
-        self.scene = Scene(settings, say)
+    def __init__(self, scene: Scene, faults: tuple[Fault, ...], minutes: float) -> None:
+        self.scene = scene
         self._faults = faults
-        self._chosen = random.Random(settings.seed)
-        self._say = say
-        self.result = Result(settings.seed, minutes)
-        self._reader = LedgerReader(settings.folder / "ledgers")
+        self._chosen = random.Random(scene.seed)
+        self._say = scene.say
+        self.result = Result(scene.seed, minutes)
+        self._reader = LedgerReader(scene.ledgers)
         targets = {
             stage.target(index): stage
-            for stage in settings.stages
+            for stage in scene.stages
             for index in range(len(stage.partitions) + MOST_ADDED)
         }
         self._story = Story(targets, frozenset(SUBSCRIPTIONS))
@@ -247,7 +240,7 @@ class Torture:
         cancelled = self._story.cancelled
         client = quiet_client(self.scene.broker.connection)
         with contextlib.closing(client), contextlib.suppress(BrokerError):
-            for stage in self.scene.settings.stages:
+            for stage in self.scene.stages:
                 topic = self.scene.description(stage).outcomes_topic
                 for message in stored_messages(client, self.scene.admin, topic.full):
                     outcome = Outcome.read(message.properties)

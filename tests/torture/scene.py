@@ -7,7 +7,6 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from support.signed_tokens import RenewedFile, token_conf
 from .control import Control, TargetState, open_targets
 from .ledger import Ledger, Stepped, now_ms
 from .part import DISK_FULL, write_clock
-from .process import MovingFunction, Part, Supervisor, Victim
+from .process import MovingFunction, Part, Victim
 from .stage import KEEP, LEVELS, LONGEST_S, PRODUCERS, SUBSCRIPTIONS, Stage, save_connection
 
 _HEAP_MB = 400
@@ -43,20 +42,18 @@ class StageError(Exception):
     """Something that a run needs did not happen in time."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a run; with tokens, the broker asks for tokens, which expire."""
-
-    folder: Path
-    stages: tuple[Stage, ...]
-    seed: int
-    tokens: bool = False
-
-
 class Scene:
     """Everything of a run but the faults.
 
+    Args:
+        folder: folder of all files.
+        stages: the level topics.
+        seed: seed of the messages.
+        say: function that shows a line of progress.
+        tokens: True if the broker asks for tokens, which expire.
+
     Attributes:
+        parts: the processes by name, which are started again when they end.
         broker: the broker. As it is standalone, all connections of a client go to the address that
             the client was given, which is that of `proxy`.
         proxy, web_proxy: the proxies in front of its service port and its admin interface.
@@ -65,19 +62,26 @@ class Scene:
         stopping: event that ends every wait.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
-        self.settings = settings
-        self.say = say
+    def __init__(
+        self,
+        folder: Path,
+        stages: tuple[Stage, ...],
+        seed: int,
+        say: Callable[[str], None],
+        tokens: bool = False,
+    ) -> None:
+        self.stages, self.seed, self.say = stages, seed, say
         self.stopping = threading.Event()
         self.control = Control(longest_delay_ms=LONGEST_S * 1000 - 3_000)
-        self.supervisor = Supervisor()
-        self._folder = settings.folder
-        (self._folder / "ledgers").mkdir(parents=True)
+        self.parts: dict[str, Part] = {}
+        self._watching = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self.ledgers, self._folder = folder / "ledgers", folder
+        self.ledgers.mkdir(parents=True)
         self._broker_folder, self._parts_folder = self._folder / "broker", self._folder / "parts"
         self.proxy = Proxy("127.0.0.1", find_port=lambda: self._port("service_port"))
         self.web_proxy = Proxy("127.0.0.1", find_port=lambda: self._port("web_port"))
         self.token: RenewedFile | None = None
-        options, secured = self._secured() if settings.tokens else ({}, {})
+        options, secured = self._secured() if tokens else ({}, {})
         self.broker = small_broker(
             self._broker_folder,
             conf={
@@ -89,7 +93,7 @@ class Scene:
             },
             **options,
             heap_mb=_HEAP_MB,
-            functions=any(stage.mover is Mover.FUNCTION for stage in settings.stages),
+            functions=any(stage.mover is Mover.FUNCTION for stage in stages),
         )
         self.functions: list[MovingFunction] = []
         self._closing = contextlib.ExitStack()
@@ -100,7 +104,7 @@ class Scene:
             self.proxy.close,
         ):
             self._closing.callback(end)
-        self._closing.callback(self.supervisor.close)
+        self._closing.callback(self._end_parts)
         if self.token is not None:
             self._closing.callback(self.token.lapse)
         self.added: dict[str, int] = {}
@@ -137,34 +141,36 @@ class Scene:
                 Rest(self.broker.connection.admin_url, **options_of(self.broker.connection))
             )
         )
-        self.ledger = Ledger(self._folder / "ledgers", "faults")
+        self.ledger = Ledger(self.ledgers, "faults")
         save_connection(self._folder, self._connection)
-        for stage in self.settings.stages:
+        for stage in self.stages:
             self._create(stage)
         self.save_control()
         self.say("starting the processes")
-        for stage in self.settings.stages:
+        self._watching.start()
+        for stage in self.stages:
             for name, arguments in stage.movers.items():
                 self._start_program(name, arguments, [stage])
             if stage.mover is Mover.FUNCTION:
                 function = MovingFunction(self.broker, self.description(stage), self._web_url)
                 self.functions.append(function)
-        for name in {name for stage in self.settings.stages for name in stage.dispatchers}:
-            served = [stage for stage in self.settings.stages if name in stage.dispatchers]
+        for name in {name for stage in self.stages for name in stage.dispatchers}:
+            served = [stage for stage in self.stages if name in stage.dispatchers]
             command = ("run",) if name.startswith("run") else ("dispatcher", "run")
             options = ("--delivery", served[0].delivery.value, "--spill-dir", "spill")
             self._start_program(name, (*command, *options), served)
+        folder = str(self._folder)
         for subscription in SUBSCRIPTIONS:
-            self._start_part(f"consumer-{subscription}", "consumer", subscription)
-        seed = str(self.settings.seed)
+            self._start_part(f"consumer-{subscription}", "consumer", folder, subscription)
+        seed = str(self.seed)
         for name in PRODUCERS:
-            self._start_part(name, "producer", seed)
+            self._start_part(name, "producer", folder, seed)
         if self.token is None:  # the Java producer of the tests knows no tokens
             classes = compile_producer(self._folder / "classes")
             if classes is None:
                 self.say("no Java compiler: nothing is sent from Java")
             else:
-                self._start_part("producer-java", "java-producer", seed, str(classes))
+                self._start_part("producer-java", "java-producer", folder, seed, str(classes))
 
     def start_broker(self) -> None:
         """Start the broker again, and the Functions, which a standalone broker does not."""
@@ -176,6 +182,19 @@ class Scene:
         """Stop everything."""
         self.stopping.set()
         self._closing.close()
+
+    def _watch(self) -> None:
+        while not self.stopping.wait(0.2):
+            for part in list(self.parts.values()):
+                part.look()
+
+    def _end_parts(self) -> None:
+        if self._watching.ident:
+            self._watching.join()
+        for part in self.parts.values():
+            part.wanted = False
+        for part in self.parts.values():
+            part.end()
 
     def _end_functions(self) -> None:
         for function in self.functions:
@@ -224,17 +243,14 @@ class Scene:
         if self.token is not None:
             command[1:1] = ["--token-file", str(self.token.path)]
         level_topics = [stage.level_topic for stage in served]
-        self.supervisor.add(Part(name, [*command, *level_topics], self._parts_folder))
+        self._start_part(name, *command, *level_topics)
 
-    def _start_part(self, name: str, role: str, *arguments: str) -> None:
-        self.supervisor.add(Part(name, [role, str(self._folder), *arguments], self._parts_folder))
+    def _start_part(self, name: str, *arguments: str) -> None:
+        part = Part(name, arguments, self._parts_folder)
+        part.start()
+        self.parts[name] = part
 
     # -- what faults use
-
-    @property
-    def parts(self) -> dict[str, Part]:
-        """The processes by name."""
-        return self.supervisor.parts
 
     def victims(self, kind: str) -> list[Victim]:
         """Return the processes whose names start so, in the order of their names."""
@@ -246,7 +262,7 @@ class Scene:
     def stage_of(self, target: str) -> Stage:
         """Return the stage of a target."""
         level_topic = self.control.targets[target].level_topic
-        return next(each for each in self.settings.stages if each.level_topic == level_topic)
+        return next(each for each in self.stages if each.level_topic == level_topic)
 
     def description(self, stage: Stage) -> LevelTopicDescription:
         """Return the description of a level topic as it is now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,16 @@ from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import DelayLevelError
 from delaylevel.functions import deployment
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription, Mover
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from support.world import RealWorld
+
+TWO_LEVELS = Levels(
+    [
+        PartitionStrategy(partition_by=timedelta(seconds=4), maximum_delay=timedelta(seconds=16)),
+        PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=6)),
+    ]
+)
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +35,22 @@ def functions_broker(broker_with: Callable[..., EmbeddedBroker]) -> EmbeddedBrok
 def connection(functions_broker: EmbeddedBroker) -> Connection:
     patience = {"operation_timeout_seconds": 60}  # other tests share its processors
     return functions_broker.connection.model_copy(update=patience)
+
+
+@pytest.fixture
+def description(world: RealWorld) -> LevelTopicDescription:
+    """A level topic that a Function moves."""
+    return world.level_topic(TWO_LEVELS, mover=Mover.FUNCTION, hold_pause_ms=2000)
+
+
+@pytest.fixture
+def producer(world: RealWorld, description: LevelTopicDescription) -> Any:
+    """A producer of delayed messages."""
+    return world.client().create_producer(
+        description.targets[0],
+        enable_delay_level_topic=True,
+        partition_strategy=description.levels,
+    )
 
 
 @pytest.fixture

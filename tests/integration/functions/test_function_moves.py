@@ -13,19 +13,18 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.functions import health
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
-from support.function_moves import TWO_LEVELS, description, wrapped  # noqa: F401
 from support.world import RealWorld
 
 
 def test_every_message_arrives_as_it_was_sent(
     description: LevelTopicDescription,
+    producer: Any,
     deployed: Callable[..., Any],
     world: RealWorld,
     connection: Connection,
 ) -> None:
     get = world.arrivals(description.targets[0])
     made = deployed(description)
-    producer = wrapped(world.client(), description)
     bodies = [b"007", b"1e5", b" 12 ", b"", None, b"\x00\xff", b'{"a": 1}', b"null", "ü".encode()]
     for number, body in enumerate(bodies):
         producer.send(

@@ -15,7 +15,7 @@ from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.client_parts.aio import open_producer
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model.topic_name import TopicName
-from support.asyncio_producer import HOURS, LONG, LONGER, LONGEST, orders, producer_of  # noqa: F401  # noqa: F401
+from support.asyncio_producer import LONG, LONGER, LONGEST, producer_of
 from support.world import QUIET, RealWorld
 
 

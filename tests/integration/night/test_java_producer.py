@@ -30,7 +30,7 @@ from delaylevel.model.outcome import OUTCOME, PAYLOAD, Receipt, cancellation
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics.lifecycle import expand
 from support.background import Moving
-from support.java_client import JavaSession, compile_producer
+from support.java_client import JavaSession, b64
 from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
@@ -43,18 +43,6 @@ SECONDS = Levels(
     )
 )
 DAYS = Levels(PartitionStrategy(maximum_delay=timedelta(days=3)))
-
-
-def b64(value: bytes) -> str:
-    return base64.b64encode(value).decode()
-
-
-@pytest.fixture(scope="session")
-def java_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled Java producer, with the program for these tests."""
-    folder = compile_producer(tmp_path_factory.mktemp("java"))
-    assert folder is not None, "the Java producer needs a JDK, as Maven does"
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -17,11 +17,6 @@ LONG = timedelta(hours=2)
 MIB = 1024 * 1024
 
 
-@pytest.fixture
-def orders(namespace: str) -> str:
-    return f"persistent://{namespace}/orders"
-
-
 def test_the_largest_message_passes_every_hop(world: RealWorld, orders: str) -> None:
     own = {"customer": "7" * 200, "kind": "reminder"}
     producer = world.client().create_producer(

@@ -23,11 +23,6 @@ HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta
 Result = pulsar.Result
 
 
-@pytest.fixture
-def orders(namespace: str) -> str:
-    return f"persistent://{namespace}/orders"
-
-
 def test_nothing_blocks_while_the_broker_is_away(
     connection: Connection, proxy: Proxy, orders: str
 ) -> None:

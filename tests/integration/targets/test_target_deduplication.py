@@ -25,7 +25,7 @@ def test_a_target_without_deduplication_is_not_written(make: MakeDispatch, which
         description = replace(setting.description, targets=(target,))
         setting.description = topics.create(world.admin, description)
     else:
-        setting.deduplicate(target, on=False)
+        world.deduplicate_topic(target, on=False)
     names = ids("m", 20)
     setting.publish(target, at(now_ms() + 500, names))
     world.eventually(
@@ -35,7 +35,7 @@ def test_a_target_without_deduplication_is_not_written(make: MakeDispatch, which
     assert setting.stored(target) == Counter()
     held = world.stored(setting.description.held_topic.full)
     assert all("deduplication" in message.properties[env.REASON] for message in held)
-    setting.deduplicate(target)
+    world.deduplicate_topic(target)
     setting.return_held()
     setting.settle()
     assert setting.stored(target) == once(names)

@@ -13,7 +13,7 @@ import pytest
 
 from torture.faults import Fault, Undo
 from torture.run import Current, Torture
-from torture.scene import Scene, Settings, StageError
+from torture.scene import Scene, StageError
 from torture.stage import stages
 
 TESTS = Path(__file__).parents[2]
@@ -33,8 +33,8 @@ def test_a_fault_that_fails_half_way_is_undone(tmp_path: Path) -> None:
             undo.callback(repair, number)
         raise StageError("half-way")
 
-    settings = Settings(tmp_path / "run", stages(once=True, function=False), 1)
-    run = Torture(settings, (Fault("planted", (0.0, 0.0), inject),), 1.0, print)
+    scene = Scene(tmp_path / "run", stages(once=True, function=False), 1, print)
+    run = Torture(scene, (Fault("planted", (0.0, 0.0), inject),), 1.0)
     current: list[Current] = []
     run.inject(current)
     run.scene.close()

@@ -13,12 +13,12 @@ from delaylevel.errors import LevelTopicError
 from delaylevel.functions import deployment, health
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
-from support.function_moves import TWO_LEVELS, description, wrapped  # noqa: F401  # noqa: F401
 from support.world import RealWorld
 
 
 def test_delete_keeps_parked_messages_and_a_new_deployment_moves_them(
     description: LevelTopicDescription,
+    producer: Any,
     deployed: Callable[..., Any],
     world: RealWorld,
     connection: Connection,
@@ -26,7 +26,6 @@ def test_delete_keeps_parked_messages_and_a_new_deployment_moves_them(
     get = world.arrivals(description.targets[0])
     made = deployed(description)
     assert not made.updated
-    producer = wrapped(world.client(), description)
     producer.send(b"first", deliver_after=timedelta(seconds=1.5))
     get(1, 60)
     world.drained(description)  # acknowledgement follows arrival

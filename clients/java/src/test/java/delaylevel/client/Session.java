@@ -3,6 +3,7 @@ package delaylevel.client;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
+import java.time.Clock;
 import java.time.Duration;
 import java.time.Instant;
 import java.time.LocalDate;
@@ -33,7 +34,8 @@ import org.apache.pulsar.common.schema.KeyValueEncodingType;
  * A program for the integration tests, which are in Python: it obeys the JSON commands of its
  * standard input, one a line, and answers each with a line of JSON.
  *
- * <p>Argument: the service URL. Commands: open, send, flush, close, subscribe, receive.
+ * <p>Arguments: the service URL, and "transactions", or the milliseconds by which the clock of the
+ * client is ahead. Commands: open, send, flush, close, subscribe, receive.
  */
 public final class Session {
     /** A value with a schema. */
@@ -87,8 +89,11 @@ public final class Session {
 
     /** Obeys commands until the input ends. */
     public static void main(String[] args) throws Exception {
-        boolean transactions = args.length > 1;
+        String option = args.length > 1 ? args[1] : "0";
+        boolean transactions = option.equals("transactions");
+        Duration ahead = Duration.ofMillis(transactions ? 0 : Long.parseLong(option));
         try (PulsarClient client = PulsarClient.builder().serviceUrl(args[0])
+                .clock(Clock.offset(Clock.systemUTC(), ahead))
                 .enableTransaction(transactions).build()) {
             Session session = new Session(client);
             BufferedReader lines = new BufferedReader(
@@ -119,7 +124,7 @@ public final class Session {
             case "open-plain" -> plain.put(name, client.newProducer(schema(command))
                     .topic(text(command, "topic"))
                     .sendTimeout(0, TimeUnit.SECONDS) // as transactions need it
-                    .enableBatching(false)
+                    .enableBatching(command.containsKey("batching"))
                     .create());
             case "begin" -> transaction = client.newTransaction()
                     .withTransactionTimeout(60, TimeUnit.SECONDS).build().get();
