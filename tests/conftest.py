@@ -9,7 +9,6 @@
                     these settings, shared by the tests of a group (see ``parallel``) with the same
                     settings
 ``private_broker``  makes brokers for one test, which may kill and restart them
-``started``         starts an `EmbeddedBroker` that a test has configured itself
 
 Where Java or Maven is missing, tests that need a broker are skipped; in CI they fail.
 
@@ -67,7 +66,7 @@ _BROKER_FIXTURES = {
     "connection",
     "namespace",
     "client",
-    "started",
+    "secured",
     "embedded_broker",
     "embedded_pulsar",
 }
@@ -175,12 +174,6 @@ def _own_environment(
     nowhere = tmp_path_factory.getbasetemp() / "home"
     monkeypatch.setenv("XDG_CONFIG_HOME", str(nowhere / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(nowhere / "state"))
-
-
-@pytest.fixture(scope="session")
-def started() -> Callable[[EmbeddedBroker], EmbeddedBroker]:
-    """Starter of brokers that a test configures itself; the test has to remove them."""
-    return start_or_skip
 
 
 def _embedded(

@@ -172,6 +172,23 @@ def environment(connection: Connection, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
+def run_code(connection: Connection) -> Callable[..., str]:
+    """``run_code(code, …)``: run a Python program, and return its output.
+
+    Its arguments are the addresses of the broker, and the given ones.
+    """
+
+    def run(code: str, *arguments: str) -> str:
+        where = connection.service_url, connection.admin_url
+        command = [sys.executable, "-c", code, *where, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
 def cli_process(
     environment: dict[str, str], tmp_path: Path
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:

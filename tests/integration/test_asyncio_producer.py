@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -40,7 +39,7 @@ def test_a_message_alone_does_not_wait_for_a_batch(
 
 @pytest.mark.parametrize("way", ["gather", "batches"])
 def test_flushes_and_the_clients_batch_timer_do_not_lock_each_other(
-    connection: Connection, orders: str, way: str
+    run_code: Callable[..., str], orders: str, way: str
 ) -> None:
     """The client's flush_async hangs here: see `delaylevel.producer.aio.flush`."""
     code = """
@@ -68,13 +67,10 @@ async def main():
     await client.close()
 asyncio.run(main())
 """
-    arguments = [connection.service_url, connection.admin_url, orders, way]
-    subprocess.run(
-        [sys.executable, "-c", code, *arguments], check=True, timeout=120, capture_output=True
-    )
+    run_code(code, orders, way)
 
 
-def test_an_event_loop_may_end_during_an_opening(connection: Connection, orders: str) -> None:
+def test_an_event_loop_may_end_during_an_opening(run_code: Callable[..., str], orders: str) -> None:
     """The client's own callback ends the process here."""
     code = """
 import asyncio, sys, time
@@ -100,16 +96,7 @@ time.sleep(1)
 asyncio.run(again())
 print("alive")
 """
-    arguments = [connection.service_url, connection.admin_url, orders]
-    ended = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        check=False,
-        timeout=120,
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.endswith("alive\n")
+    assert run_code(code, orders).endswith("alive\n")
 
 
 def test_the_client_for_threads_has_the_same_connections(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -149,7 +148,8 @@ def test_a_second_close_is_refused_as_by_the_plain_client(connection: Connection
 # --- replacing pulsar.Client ---------------------------------------------------------------
 
 PATCHED = """
-import asyncio, os, sys
+import asyncio, os, sys, warnings
+warnings.simplefilter("error", UserWarning)
 from datetime import timedelta
 import pulsar, pulsar.asyncio
 import delaylevel, delaylevel.asyncio
@@ -194,14 +194,5 @@ os._exit(0)
 """
 
 
-def test_our_clients_can_replace_the_plain_ones(connection: Connection, orders: str) -> None:
-    program = [sys.executable, "-W", "error::UserWarning", "-c", PATCHED]
-    found = subprocess.run(
-        [*program, connection.service_url, connection.admin_url, orders],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    assert "done" in found.stdout
+def test_our_clients_can_replace_the_plain_ones(run_code: Callable[..., str], orders: str) -> None:
+    assert "done" in run_code(PATCHED, orders)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +15,10 @@ import pytest
 from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
+from delaylevel.testing.embedded import start_or_skip
 from support.world import eventually, quiet_client
+
+pytestmark = pytest.mark.broker
 
 TOPIC = "persistent://public/default/kept"
 SUBSCRIPTION = "reader"
@@ -28,9 +31,7 @@ CONF: dict[str, str | int | float | bool] = {
 
 
 @pytest.fixture(scope="module")
-def own(
-    tmp_path_factory: pytest.TempPathFactory, started: Callable[[EmbeddedBroker], EmbeddedBroker]
-) -> Iterator[EmbeddedBroker]:
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A broker that the tests of this module may stop and kill; each test leaves it running."""
     broker = EmbeddedBroker(
         "own",
@@ -40,7 +41,7 @@ def own(
         follow_parent=True,
     )
     try:
-        yield started(broker)
+        yield start_or_skip(broker)
     finally:
         broker.remove()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from typing import Any
 
 import pytest
 
@@ -33,7 +32,7 @@ TAKEOVER_S = 10.0
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_on_standby_takes_over(
-    world: RealWorld, cli_process: Start, number: signal.Signals, record_property: Any
+    world: RealWorld, cli_process: Start, number: signal.Signals
 ) -> None:
     description = create(world)
     (orders,) = description.targets
@@ -49,8 +48,6 @@ def test_a_process_on_standby_takes_over(
     mover_s = time.monotonic() - began
     world.eventually(lambda: owners.window() == {second.pid}, "the window partitions")
     window_s = time.monotonic() - began
-    record_property("takeover_s", (mover_s, window_s))
-    print(f"\n{number.name}: mover after {mover_s:.1f} s, window after {window_s:.1f} s")
     world.eventually(lambda: found(world, orders).keys() == bodies, "all messages")
     if number is signal.SIGSTOP:
         first.send_signal(signal.SIGCONT)

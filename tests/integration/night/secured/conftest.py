@@ -31,6 +31,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
+from delaylevel.testing.embedded import start_or_skip
 from delaylevel.topics.status import LevelTopicStatus, status
 from support.background import Serving
 from support.signed_tokens import RenewedFile, jwt, token_conf
@@ -146,7 +147,6 @@ class Secured:
 def secured(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
-    started: Callable[[EmbeddedBroker], EmbeddedBroker],
 ) -> Iterator[Secured]:
     """The test module's broker with tokens and TLS."""
     settings = getattr(request.module, "BROKER", {})
@@ -155,7 +155,7 @@ def secured(
     except PrerequisiteError as error:
         pytest.skip(str(error))
     try:
-        started(made.broker)
+        start_or_skip(made.broker)
         yield made
     finally:
         made.broker.remove()
