@@ -1,4 +1,4 @@
-"""HTTP server whose answers a test scripts."""
+"""HTTP server whose answers a test scripts, and requests to a server of ours."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import urllib3
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -74,3 +76,12 @@ def scripted(answers: Iterable[Mapping[str, Any]]) -> Iterator[Server]:
 def reply(status: int, value: Any) -> Answer:
     """Return an answer with a value as JSON."""
     return status, {"Content-Type": "application/json"}, json.dumps(value).encode()
+
+
+def request(
+    port: int, path: str, method: str = "GET", body: str | bytes | None = None, **headers: str
+) -> urllib3.BaseHTTPResponse:
+    """Return the answer of this machine's server at a port."""
+    with urllib3.PoolManager(retries=False, timeout=60) as pool:
+        url = f"http://127.0.0.1:{port}{path}"
+        return pool.request(method, url, body=body, headers=headers)

@@ -226,23 +226,15 @@ class Hosts:
         return host not in self.hanging
 
     def open(self, url: str) -> Any:
+        def operation(topic: str, **options: Any) -> str:
+            if any(host in url for host in self.hanging):
+                raise self.failure("no answer")
+            return f"{topic} at {url}"
+
         self.urls.append(url)
-        return OneClient(self, url)
-
-
-class OneClient:
-    def __init__(self, hosts: Hosts, url: str) -> None:
-        self._hosts, self._url = hosts, url
-
-    def subscribe(self, topic: str, **options: Any) -> str:
-        if any(host in self._url for host in self._hosts.hanging):
-            raise self._hosts.failure("no answer")
-        return f"{topic} at {self._url}"
-
-    create_producer = create_reader = get_topic_partitions = subscribe
-
-    def close(self) -> None:
-        self._hosts.closed.append(self._url)
+        names = ("subscribe", "create_producer", "create_reader", "get_topic_partitions")
+        calls: dict[str, Any] = dict.fromkeys(names, operation)
+        return SimpleNamespace(**calls, close=lambda: self.closed.append(url))
 
 
 @pytest.mark.parametrize("failure", [pulsar.ConnectError, pulsar.Timeout])

@@ -30,6 +30,7 @@ from delaylevel.run.actions import ServiceActions
 from delaylevel.testing import MemoryPulsar
 from delaylevel.web import application
 from support.pending_commands import pending_commands
+from support.scripted_http import request
 
 TOKEN = "the-token-of-actions"
 LIVE = "the-token-of-live-queries"
@@ -75,12 +76,11 @@ def ask(
     port: int, path: str, fields: dict[str, str] | bytes | None = None, **headers: str
 ) -> urllib3.BaseHTTPResponse:
     named = {"Authorization": f"Bearer {TOKEN}", **headers}
-    if fields is not None:
-        named.setdefault("Content-Type", "application/x-www-form-urlencoded")
+    if fields is None:
+        return request(port, path, **named)
+    named.setdefault("Content-Type", "application/x-www-form-urlencoded")
     body = urlencode(fields) if isinstance(fields, dict) else fields
-    with urllib3.PoolManager(retries=False, timeout=60) as pool:
-        method = "GET" if fields is None else "POST"
-        return pool.request(method, f"http://127.0.0.1:{port}{path}", body=body, headers=named)
+    return request(port, path, "POST", body, **named)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import urllib3
 
 pytest.importorskip("prometheus_client")
 
@@ -19,6 +18,7 @@ import delaylevel.web.server as server_module
 from delaylevel.errors import ConfigError
 from delaylevel.prometheus import serve
 from delaylevel.web.reports import LiveAnswer, ProbeCheck, QueryRefusedError, StatusSection
+from support.scripted_http import request as get
 
 
 class Reporting:
@@ -68,11 +68,6 @@ def part() -> Reporting:
 def port(part: Reporting) -> Iterator[int]:
     with serve(part, 0) as port:
         yield port
-
-
-def get(port: int, path: str, method: str = "GET", **headers: str) -> urllib3.BaseHTTPResponse:
-    with urllib3.PoolManager(retries=False, timeout=60) as pool:
-        return pool.request(method, f"http://127.0.0.1:{port}{path}", headers=headers)
 
 
 def connect(port: int) -> socket.socket:
