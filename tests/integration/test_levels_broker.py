@@ -1,4 +1,4 @@
-"""Tests of level topics on a real broker: creation by many at once, and by command."""
+"""Tests of level topics on a real broker: creation by many at once, and commands."""
 
 from __future__ import annotations
 
@@ -13,45 +13,20 @@ from click.testing import Result
 
 from delaylevel import topics
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.errors import StrategyMismatchError
-from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from support.levels_broker import described
-
-OTHER = Levels(
-    PartitionStrategy(partition_by=timedelta(minutes=10), maximum_delay=timedelta(minutes=40))
-)
-
-
-def created_at_once(admin: Admin, wanted: list[LevelTopicDescription]) -> list[Any]:
-    """Create level topics in as many threads; return the result or the exception of each."""
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        made = [pool.submit(topics.create, admin, item) for item in wanted]
-    return [each.exception() or each.result() for each in made]
-
-
-def test_of_two_concurrent_strategies_one_wins(admin: Admin, namespace: str) -> None:
-    wanted = [described(namespace), described(namespace, levels=OTHER)] * 2
-
-    results = created_at_once(admin, wanted)
-
-    found = topics.find(admin, wanted[0].topic)
-    assert found in wanted
-    for item, result in zip(wanted, results, strict=True):
-        if item == found:
-            assert result == found
-        else:
-            assert isinstance(result, StrategyMismatchError)
+from support.world import RealWorld
 
 
 def test_concurrent_creations_lose_no_target(admin: Admin, namespace: str) -> None:
     targets = [f"{namespace}/target-{number}" for number in range(6)]
     wanted = [described(namespace, targets=(target,)) for target in targets]
 
-    results = created_at_once(admin, wanted)
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        made = [pool.submit(topics.create, admin, item) for item in wanted]
 
-    assert [item for item in results if isinstance(item, Exception)] == []
+    assert [each.exception() for each in made] == [None] * len(wanted)
     found = topics.find(admin, wanted[0].topic)
     assert found is not None
     assert found.targets == tuple(sorted(f"persistent://{target}" for target in targets))
@@ -89,3 +64,39 @@ def test_create_list_and_describe_by_command(
     assert table.exit_code == 0
     assert "OLDEST HAND OFF" in table.stdout
     assert invoke("levels", "describe", f"{namespace}/more-or-less").exit_code == 1
+
+
+def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
+    world: RealWorld, invoke: Callable[..., Result]
+) -> None:
+    levels = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5)))
+    description = world.level_topic(levels)
+    (orders,) = description.targets
+
+    def refused(*arguments: str) -> str:
+        answer = invoke("levels", *arguments, orders)
+        assert answer.exit_code == 1
+        return answer.stderr
+
+    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
+        for body in (b"x", b"y"):
+            producer.send(body, deliver_after=timedelta(minutes=3))
+        assert "in use" in refused("delete", "--discard", "2")
+    assert "--discard 2" in refused("delete")
+    assert "not 3" in refused("delete", "--discard", "3")
+    with world.mover(description):
+        assert "another mover" in refused("drain")
+    consumer = world.plain_client.subscribe(orders, "one-by-one")
+    assert f"one-by-one of {orders} (Exclusive)" in refused("drain")
+    consumer.close()
+    assert len(world.stored(description.topic)) == 2
+    dues = {item.properties["delaylevel.due"] for item in world.stored(description.topic)}
+
+    assert invoke("levels", "drain", orders, "--allow-early").exit_code == 0
+    answer = invoke("levels", "delete", orders, "-o", "json")
+    assert answer.exit_code == 0, answer.output
+    assert json.loads(answer.stdout)["deleted"]
+    assert world.admin.list_partitioned_topics(world.namespace) == []
+    found = world.stored(orders)
+    assert [item.value for item in found] == [b"x", b"y"]
+    assert {item.properties["delaylevel.due"] for item in found} == dues

@@ -14,7 +14,6 @@ import pytest
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.doctor import State, examine
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.local import LocalMover
 from support.world import RealWorld
@@ -27,10 +26,6 @@ MINUTES = Levels(
         lead=timedelta(milliseconds=LEAD_MS),
     )
 )
-
-
-def partition(description: LevelTopicDescription, index: int, level: int = 0) -> str:
-    return description.level_topic(level).partition(index).full
 
 
 @pytest.mark.parametrize("field", ["properties", "partition_key", "ordering_key"])
@@ -49,7 +44,7 @@ def test_no_field_of_a_message_hides_those_in_front_of_it(
         time.sleep(0.02)
     producer.send(b"large", deliver_after=timedelta(seconds=70), **fields)
     producer.send(b"last", deliver_after=timedelta(seconds=70))
-    published = {m.value: m.publish_ms for m in world.stored(partition(description, 0))}
+    published = {m.value: m.publish_ms for m in world.stored(description.name.partition(0).full)}
 
     def hand_off(moving: LocalMover, *values: bytes) -> None:
         clock.advance(published[values[-1]] + UNIT_MS - LEAD_MS - clock.now_ms())

@@ -334,10 +334,10 @@ class Pair:
         self.setting.publish(self.bad, at(now_ms(), ["opens"]))
         self.setting.world.eventually(lambda: self.setting.stored(self.bad), "the first message")
 
-    def publish_to_both(self, count: int = 3_000) -> None:
+    def publish_to_both(self) -> None:
         """Publish to the good target over 15 s, and to the bad one all at the begin of these."""
         begin_ms = now_ms() + 5_000
-        self.setting.publish(self.bad, at(begin_ms, ids("slow", count)))
+        self.setting.publish(self.bad, at(begin_ms, ids("slow", 3_000)))
         step_ms = 15_000 / len(self.names)
         self.setting.publish(self.good, at(begin_ms, self.names, step_ms=step_ms))
 

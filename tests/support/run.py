@@ -6,8 +6,6 @@ import json
 import random
 import re
 import subprocess
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 
 from delaylevel.cluster.locks import describe_owner
 from delaylevel.model.level_topic import (
@@ -27,8 +26,6 @@ from delaylevel.topics.status import window_stats
 from support.world import RealWorld
 
 UNIT = timedelta(seconds=1)
-
-
 LEVELS = Levels([PartitionStrategy(partition_by=UNIT, maximum_delay=8 * UNIT)])
 
 
@@ -101,18 +98,13 @@ def started(world: RealWorld, cli_process: Start, description: LevelTopicDescrip
     return process
 
 
-def answer(process: Any, path: str, form: bytes | None = None, token: str = "") -> tuple[int, str]:
-    """Ask the HTTP service of a process, at the address that it has printed; POST a form."""
+def answer(process: Any, path: str) -> tuple[int, str]:
+    """Ask the HTTP service of a process, at the address that it has printed."""
     printed = re.search(r"Status page at (http://127\.0\.0\.1:[0-9]+/)", said(process))
     if printed is None:
         return 0, ""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(printed[1] + path, form, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as found:
-            return found.status, found.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    found = urllib3.request("GET", printed[1] + path, timeout=60, retries=False)
+    return found.status, found.data.decode()
 
 
 def conditions(process: Any) -> dict[str, str]:
