@@ -43,6 +43,7 @@ from delaylevel.model.level_topic import (
     Expired,
     FinalWindow,
     LevelTopicDescription,
+    MissingTarget,
     Mover,
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -128,6 +129,7 @@ _DRAINED = (
     Column("window", "number", head="HANDED OFF"),
     Column("due", "number", head="DELIVERED"),
     Column("dead", "number", head="DEAD LETTERS"),
+    Column("dropped", "number"),
     Column("expired", "number"),
     Column("left", "number", head="STILL HELD"),
 )
@@ -225,6 +227,7 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
         "window": report.window,
         "due": report.due,
         "dead": report.dead.total(),
+        "dropped": report.dropped.total(),
         "expired": report.expired.total(),
         "left": left,
     }
@@ -262,11 +265,13 @@ def delete(settings: Settings, topic: str, discard: int | None, output: str) -> 
 
 @options.topic_command(
     levels,
+    "delaylevel levels set orders --on-missing-target dead-letter",
     "delaylevel levels set orders --expire-after 1h --expired dead-letter",
     "delaylevel levels set orders --attribute amount",
     "delaylevel levels set orders --keep-target",
     name="set",
 )
+@options.on_missing_target()
 @options.expire_after()
 @options.expired()
 @options.attribute()
@@ -286,7 +291,8 @@ def set_(
     """
     if not keep_target and all(each is None for each in settings.values()):
         raise InvalidInputError(
-            "nothing to change: give --expire-after, --expired, --attribute or --keep-target"
+            "nothing to change: give --on-missing-target, --expire-after, --expired, --attribute "
+            "or --keep-target"
         )
     with Admin.from_connection(program.connection()) as admin:
         after = lifecycle.change_settings(admin, topic, **settings)
@@ -357,6 +363,7 @@ def set_(
     default=exact_duration(DEFAULT_HOLD_PAUSE_MS),
     help="Pause before a message is sent again to a target that refused it.",
 )
+@options.on_missing_target(default=MissingTarget.HOLD.value)
 @options.expire_after(default="0s")
 @options.expired(default=Expired.DROP.value)
 @options.attribute(default=SIZE_ATTRIBUTE)

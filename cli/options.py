@@ -16,7 +16,7 @@ from delaylevel.cli.views.output import FORMATS
 from delaylevel.model.clock import duration_ms, instant_ms
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.formatting import parse_duration, parse_iso
-from delaylevel.model.level_topic import Expired, FinalWindow, Mover
+from delaylevel.model.level_topic import Expired, FinalWindow, MissingTarget, Mover
 from delaylevel.model.strategy import PartitionBy
 from delaylevel.model.topic_name import parse_namespace
 
@@ -189,6 +189,12 @@ attribute = functools.partial(
     "--attribute",
     metavar="ATTRIBUTE",
     help="Attribute of pending messages for live queries: size, delay, or a numeric property.",
+)
+on_missing_target = functools.partial(
+    click.option,
+    "--on-missing-target",
+    type=OneOf(MissingTarget),
+    help="Action for messages whose business topic does not exist.",
 )
 expire_after = functools.partial(
     click.option,

@@ -223,6 +223,7 @@ def batch_line(progress: Any, report: Report, lag_ms: int | None) -> str:
             ("due", "due"),
             ("held", "held"),
             ("dead", "dead letters"),
+            ("dropped", "dropped"),
             ("expired", "expired"),
         )
         if (count := sum(counts.get(outcome, 0) for counts in report.values()))

@@ -19,7 +19,7 @@ For the ID of a cancellation, the first of these that applies:
 the ID                                      decision
 ==========================================  =======================================================
 is cancelled                                ``cancelled``, again
-was held or expired                         ``unknown``, with the reason
+was held, dropped or expired                ``unknown``, with the reason
 was released                                ``too late``, with the time if it is known
 is being published                          none: it waits for the release
 was refused by its target before            none: it waits, because the held topic may have it
@@ -92,6 +92,7 @@ UNCLEAR_MS = 5_000
 _TARGET = WindowMessage._fields.index("target")
 _REASONS = {
     DispositionKind.HELD: "its target could not be written: the message is held, or was",
+    DispositionKind.DROPPED: "dropped: its target does not exist",
     DispositionKind.EXPIRED: "expired",
 }
 # A call that finds only cancelled messages takes this many times the wanted number of them.

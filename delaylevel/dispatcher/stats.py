@@ -35,6 +35,7 @@ class OwnerStats:
         released: number of messages that their targets have confirmed.
         held: number of messages in the held topic, by target.
         dead: number of messages in the dead-letter topic.
+        dropped: number of messages that were deleted because their target does not exist.
         expired: number of messages that were not released because of their expiry.
         outcomes: number of outcomes of cancellations, by ``cancelled``, ``too late``, ``unknown``.
         pending: number of messages that wait for their due time.
@@ -54,6 +55,7 @@ class OwnerStats:
     released: int = 0
     held: Counter[str] = field(default_factory=Counter)
     dead: int = 0
+    dropped: int = 0
     expired: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     pending: int = 0
@@ -91,7 +93,7 @@ class SharedOwnerStats:
             self._stats = replace(stats, **sums)
 
     def set_aside(self, counter: str, key: str) -> None:
-        """Count a message that is not published: ``held`` (by target), ``dead`` or ``expired``."""
+        """Count a message that is not published: ``held`` (by target), ``dead`` or ``dropped``."""
         self.add(**{counter: Counter([key]) if counter == "held" else 1})
 
     def released(self, late: npt.NDArray[np.int64]) -> None:

@@ -47,6 +47,7 @@ _COUNTERS = (
     ("released", "Messages confirmed by their targets."),
     ("duplicates", "Copies that were left out."),
     ("dead", "Messages that were put into the dead-letter topic."),
+    ("dropped", "Messages that were dropped because their target does not exist."),
     ("expired", "Messages that were not released because of their expiry."),
 )
 _GAUGES = (

@@ -35,6 +35,7 @@ class ForwardReport:
         held: messages that their target refused, by target.
         dead: dead letters, by reason.
         latest_ms: the largest lateness at hand-off, ms after the due time; 0 if none was late.
+        dropped: messages discarded because their target does not exist, by target.
         expired: messages that were not released because of their expiry, by target.
     """
 
@@ -44,6 +45,7 @@ class ForwardReport:
     held: Counter[str] = field(default_factory=Counter)
     dead: Counter[str] = field(default_factory=Counter)
     latest_ms: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
     expired: Counter[str] = field(default_factory=Counter)
 
     def count(self, counter: str, key: Any, late_ms: int = 0, number: int = 1) -> None:
@@ -65,6 +67,7 @@ class ForwardReport:
             "window": self.window,
             "due": self.due,
             "held": self.held.total(),
+            "dropped": self.dropped.total(),
             "dead": self.dead.total(),
             "expired": self.expired.total(),
         }

@@ -181,7 +181,7 @@ OUTCOMES_SUFFIX = "-outcomes"
 SIZE_ATTRIBUTE, DELAY_ATTRIBUTE = "size", "delay"
 
 # Members of the description with a setting, and those with one for each target.
-_SETTINGS = ("attribute", "expire_after_ms", "expired")
+_SETTINGS = ("on_missing_target", "attribute", "expire_after_ms", "expired")
 _BY_TARGET = ("paused", "resumed")
 
 #: Bytes of the broker's limit that producers leave free in each parked message, for everything that
@@ -214,6 +214,14 @@ class FinalWindow(str, enum.Enum):
 
     BROKER = "broker"
     TRACKER = "tracker"
+
+
+class MissingTarget(str, enum.Enum):
+    """The treatment of a message whose business topic does not exist at hand-off."""
+
+    HOLD = "hold"  # put into the held topic and try again later
+    DEAD_LETTER = "dead-letter"  # put into the dead-letter topic, with the reason
+    DROP = "drop"  # count and discard
 
 
 class Expired(str, enum.Enum):
@@ -265,6 +273,7 @@ class LevelTopicDescription:
         window_partitions: number of partitions of the window topic and of the journal
             (``tracker`` only), 1 to 64. It never changes: it determines a key's partition.
         former: the lists of levels before each expansion, oldest first.
+        on_missing_target: the treatment of messages whose target does not exist.
         attribute: the attribute by which live queries select pending messages: ``size`` (bytes of
             the payload), ``delay`` (ms from the publish time in the window until due), or the
             name of a property with a number.
@@ -283,6 +292,7 @@ class LevelTopicDescription:
     hold_pause_ms: int = DEFAULT_HOLD_PAUSE_MS
     window_partitions: int = DEFAULT_WINDOW_PARTITIONS
     former: tuple[Levels, ...] = ()
+    on_missing_target: MissingTarget = MissingTarget.HOLD
     attribute: str = SIZE_ATTRIBUTE
     expire_after_ms: int = 0
     expired: Expired = Expired.DROP
@@ -412,6 +422,8 @@ class LevelTopicDescription:
             "hold_pause_ms": self.hold_pause_ms,
             "window_partitions": self.window_partitions,
         }
+        if self.on_missing_target is not MissingTarget.HOLD:
+            value["on_missing_target"] = self.on_missing_target.value
         if self.former:
             value["former"] = [self._with_topics(levels) for levels in self.former]
         if self.attribute != SIZE_ATTRIBUTE:
@@ -475,6 +487,7 @@ class LevelTopicDescription:
                 final_window=FinalWindow(value["final_window"]),
                 hold_pause_ms=int(value["hold_pause_ms"]),
                 window_partitions=int(value["window_partitions"]),
+                on_missing_target=MissingTarget(value.get("on_missing_target", "hold")),
                 former=tuple(Levels.from_json(item) for item in value.get("former", ())),
                 attribute=_text(value.get("attribute", SIZE_ATTRIBUTE)),
                 expire_after_ms=int(value.get("expire_after_ms", 0)),
@@ -504,6 +517,7 @@ class LevelTopicDescription:
         """Return everything that can be changed at any time, but for the targets."""
         pauses = self.pauses.to_json()
         return {
+            "on_missing_target": self.on_missing_target.value,
             "attribute": self.attribute,
             "expire_after_ms": self.expire_after_ms,
             "expired": self.expired.value,

@@ -97,8 +97,8 @@ class Disposed(NamedTuple):
     Attributes:
         letter: the dead letter.
         outcome: one of ``parked``, ``handed off``, ``delivered``, ``held``, ``expired``,
-            ``still dead`` and ``discarded``; or ``failed``, ``unconfirmed`` (nobody knows) and
-            ``not tried``, after which it is still a dead letter.
+            ``dropped``, ``still dead`` and ``discarded``; or ``failed``, ``unconfirmed`` (nobody
+            knows) and ``not tried``, after which it is still a dead letter.
         reason: the reason for an outcome that was not asked for; empty otherwise.
     """
 

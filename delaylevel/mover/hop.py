@@ -10,6 +10,7 @@ import logging
 from typing import Any, NamedTuple
 
 from delaylevel.cluster.failures import TOO_LARGE
+from delaylevel.cluster.targets.receivers import NO_TOPIC
 from delaylevel.errors import EnvelopeError, UnknownTargetError
 from delaylevel.model import envelope as env
 from delaylevel.model.due_time import is_expired
@@ -18,10 +19,12 @@ from delaylevel.model.level_topic import (
     Expired,
     FinalWindow,
     LevelTopicDescription,
+    MissingTarget,
     Mover,
 )
 from delaylevel.model.message import ParkedMessage, Payload
 from delaylevel.model.position import SourcePartition
+from delaylevel.model.retries import RETRY_ID
 from delaylevel.model.router import Hop, Router
 
 log = logging.getLogger(__name__)
@@ -154,7 +157,8 @@ def set_aside(
     now_ms: int,
 ) -> Placed:
     """Return the place of a message whose target cannot be written now, for this reason."""
-    # A message that is too large becomes a dead letter: it would be refused again and again.
+    # A message that is too large becomes a dead letter, whatever the policy: it would be refused
+    # again and again.
     if reason == TOO_LARGE:
         return too_large(description, message, envelope, envelope.target)
     if is_expired(reason):
@@ -163,6 +167,14 @@ def set_aside(
         letter = _readable_dead_letter(description, message, envelope, reason)
         place = letter.place._replace(counter="expired", counted_by=envelope.target)
         return letter._replace(place=place)
+    policy = description.on_missing_target if reason == NO_TOPIC else MissingTarget.HOLD
+    if policy is MissingTarget.DROP and RETRY_ID in message.properties:
+        policy = MissingTarget.DEAD_LETTER  # the original of a retry is acknowledged
+    if policy is MissingTarget.DROP:
+        return Placed(Place("dropped", envelope.target, ""), {})
+    if policy is MissingTarget.DEAD_LETTER:
+        missing = f"target {envelope.target} does not exist"
+        return _readable_dead_letter(description, message, envelope, missing)
     application = env.application_properties(message.properties)
     properties = {
         **envelope.held_again().parked_properties(application),

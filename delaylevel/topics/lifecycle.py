@@ -28,6 +28,7 @@ from delaylevel.model.level_topic import (
     Expired,
     LevelTopicDescription,
     Member,
+    MissingTarget,
     Role,
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -53,6 +54,7 @@ def change_settings(
     admin: TopicAdmin,
     topic: str,
     *,
+    on_missing_target: MissingTarget | None = None,
     expire_after_ms: int | None = None,
     expired: Expired | None = None,
     attribute: str | None = None,
@@ -65,6 +67,7 @@ def change_settings(
 
     Args:
         topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        on_missing_target: policy for messages whose business topic does not exist at hand-off.
         expire_after_ms: longest time from due time to release of messages without their own expiry,
             ms; 0 for any.
         expired: treatment of expired messages.
@@ -78,6 +81,7 @@ def change_settings(
         InvalidInputError: a time is negative, or the attribute has no name, or too long a name.
     """
     given = {
+        "on_missing_target": on_missing_target,
         "expire_after_ms": expire_after_ms,
         "expired": expired,
         "attribute": attribute,

@@ -39,8 +39,10 @@ from delaylevel.model.level_topic import (
     Expired,
     FinalWindow,
     LevelTopicDescription,
+    MissingTarget,
     Mover,
 )
+from delaylevel.model.retries import RETRY_ID
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters
@@ -581,6 +583,33 @@ def test_a_message_is_held_while_its_target_cannot_be_written(
     bench.pause()
     assert bench.hand_on() == {"due": 1}
     assert dict(bench.stored(BILLS)[0].properties) == given, "with a trace of the hold"
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("policy", MissingTarget)
+def test_a_target_that_does_not_exist_is_treated_by_its_policy(
+    host: str, policy: MissingTarget, make: Make
+) -> None:
+    bench = make(host, on_missing_target=policy)
+    bench.subscribe(BILLS)
+    bench.memory.admin.terminate(TopicName.parse(BILLS))
+    bench.memory.admin.delete(TopicName.parse(ORDERS), force=True)
+    bench.store(b"order")
+    bench.store(b"retry", given={RETRY_ID: "id"})  # its original is acknowledged
+    bench.store(b"refused", target=BILLS)
+    counts = bench.hand_on()
+    assert (
+        counts
+        == {
+            MissingTarget.HOLD: {"held": 3},
+            MissingTarget.DEAD_LETTER: {"dead": 2, "held": 1},
+            MissingTarget.DROP: {"dropped": 1, "dead": 1, "held": 1},
+        }[policy]
+    )
+    # Each target is asked apart from the others, and any of them may answer first.
+    held = sorted(each.value or b"" for each in bench.stored(HELD))
+    kept = [b"order", b"refused", b"retry"]
+    assert held == (kept if policy is MissingTarget.HOLD else [b"refused"])
 
 
 @pytest.mark.parametrize("host", READERS)

@@ -205,7 +205,7 @@ EXPECTED = Expected(
         "docs/http.md": {"": (_acting,)},
         "docs/inspect.md": {"": PENDING},
         "docs/lifecycle.md": {
-            "delaylevel levels set orders --expire-after 1d --expired dead-letter": CREATED,
+            "delaylevel levels set orders --on-missing-target dead-letter": CREATED,
             "delaylevel levels expand orders --max-delay 60d --then hour:48h": WITH_HOURS,
             "delaylevel levels drain orders": (_nothing, *PENDING),
             "delaylevel levels delete orders": (_nothing, *BRIEF),

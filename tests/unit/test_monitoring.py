@@ -280,6 +280,10 @@ CASES: list[tuple[str, dict[Labels, tuple[float, float]], dict[Labels, tuple[flo
      {of_broker("back_log", "-DLQ"): (1, 0), of_broker("back_log", "-held"): (0, 1)}),
     ("HeldGrows", {of_broker("back_log", "-held"): (3, 4)},
      {of_broker("back_log", "-held"): (4, 3)}),
+    ("Dropped", {series("delaylevel_dispatch_dropped_total", **PARTITION): (3, 4)},
+     {series("delaylevel_dispatch_dropped_total", **PARTITION): (4, 4)}),
+    ("Dropped", {series("delaylevel_mover_messages_total", became="dropped", **LEVEL): (3, 4)},
+     {series("delaylevel_mover_messages_total", became="due", **LEVEL): (3, 4)}),
     ("ProducerDisconnected", {series("delaylevel_producer_connected", target="x"): (1, 0)},
      {series("delaylevel_producer_connected", target="x"): (0, 1)}),
 ]  # fmt: skip

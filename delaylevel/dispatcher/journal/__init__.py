@@ -33,8 +33,8 @@ release of another one's.
    before the next message is due. So an owner sends nothing that is due later than a second after
    the next owner's claim.
 2. Without deduplication, a batch is sent at once. A Released record is written after every message
-   is confirmed by its target, by the held or the dead-letter topic, or has expired. These records
-   are gathered for half a second.
+   is confirmed by its target, by the held or the dead-letter topic, or is dropped because its
+   target does not exist. These records are gathered for half a second.
 3. With deduplication, an intent is confirmed before the first of its messages is sent. In a burst,
    the next intents are written while the last ones are not confirmed, and each message is sent once
    its own is. A Commit record releases the batch, at the latest before the next intent.

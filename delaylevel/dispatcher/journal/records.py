@@ -227,7 +227,8 @@ class DispositionKind(IntEnum):
 
     CANCELLED = 1
     HELD = 2
-    EXPIRED = 3
+    DROPPED = 3
+    EXPIRED = 4
 
 
 class Disposition(NamedTuple):

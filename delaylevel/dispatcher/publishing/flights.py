@@ -576,6 +576,7 @@ class Flights:
         """Record which messages of a flight are not published; dead letters may come back."""
         kinds = {
             "held": DispositionKind.HELD,
+            "dropped": DispositionKind.DROPPED,
             "expired": DispositionKind.EXPIRED,
         }
         for counter, kind in kinds.items():

@@ -25,12 +25,13 @@ from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import counting
 from delaylevel.dispatcher.record import identity
 from delaylevel.errors import EnvelopeError
-from delaylevel.model.envelope import DUE, EXPIRES, KIND
+from delaylevel.model.envelope import DUE, EXPIRES, KIND, TARGET
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
     FinalWindow,
     LevelTopicDescription,
     Member,
+    MissingTarget,
     Role,
 )
 from delaylevel.model.outcome import Outcome, OutcomeStatus
@@ -148,13 +149,13 @@ class StrictRules:
     ) -> None:
         own = _Place(entry.ledger, entry.entry)
         for message in entry.messages:
-            if self._has_expired(description, message):
+            if self._may_be_dropped(description, message):
                 continue
             if self._last.get(_trace(message), own) == own:
                 self._violated(topic, entry, "is stored nowhere else")
 
-    def _has_expired(self, description: LevelTopicDescription, message: StoredMessage) -> bool:
-        """Return True if a message has expired, so that it may be dropped."""
+    def _may_be_dropped(self, description: LevelTopicDescription, message: StoredMessage) -> bool:
+        """Return True if a message has expired, or if those of its target are dropped."""
         get, now_ms = message.properties.get, self._broker.clock.now_ms()
         expires, due = get(EXPIRES, ""), get(DUE, "")
         default_ms = description.expire_after_ms
@@ -162,7 +163,14 @@ class StrictRules:
             at_ms = int(expires)
         else:
             at_ms = int(due) + default_ms if default_ms and due.isdigit() else 0
-        return 0 < at_ms <= now_ms
+        if 0 < at_ms <= now_ms:
+            return True
+        target = TopicName.parse(get(TARGET, "")) if TARGET in message.properties else None
+        return (
+            description.on_missing_target is MissingTarget.DROP
+            and target is not None
+            and not any(self._broker.existing_partitions(target))
+        )
 
     def _check_window(self, description: LevelTopicDescription, event: Event) -> None:
         index = event.topic.partition_index or 0

@@ -13,7 +13,6 @@ from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
-import pulsar
 import pytest
 
 from delaylevel import Levels, Listeners, Outcome, PartitionBy, PartitionStrategy, Receipt, topics
@@ -25,12 +24,11 @@ from delaylevel.errors import ConflictError, InvalidInputError
 from delaylevel.inspection import Inspector, Selection
 from delaylevel.model import envelope as env
 from delaylevel.model.formatting import parse_delay
-from delaylevel.model.level_topic import Expired, FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import Expired, FinalWindow, LevelTopicDescription, MissingTarget
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import replay
 from delaylevel.mover.drain import drain
 from delaylevel.testing import MemoryPulsar
-from delaylevel.testing.memory.broker import Broker
 from delaylevel.topics.lifecycle import change_settings, pause, resume
 
 FEATURES = (
@@ -47,8 +45,9 @@ LEVELS = Levels([PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=t
 #: message reached its topic (for a retry: that the listener handled it), then `letter` if it is a
 #: dead letter, and the outcome of its cancellation. `broker:` is the other final window.
 TABLE = """
-retry held: a retry waits for its topic; also if that was deleted
+retry held: a retry waits for its topic; it is never dropped, but a dead letter if that is gone
     retry gone 3d1m back 1h                             1
+    dropping retry gone 3d1m back 1h                    0 letter
 retry replayed: a replay is a new first attempt
     rejected replay 1m                                  1
 retry rescheduled: a retry that gets another time is an attempt of the same message
@@ -275,18 +274,14 @@ class Story:
         self.bury()
 
     def bury(self) -> None:
-        """Let its topic refuse the message because of its size."""
-        store = Broker.store
-
-        def stored(broker: Broker, name: TopicName, *rest: Any, **more: Any) -> Any:
-            if name.without_partition == TopicName.parse(self.target):
-                raise pulsar.MessageTooBig("too big")
-            return store(broker, name, *rest, **more)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Broker, "store", stored)
-            self.memory.advance(FAR + timedelta(minutes=1))
+        change_settings(
+            self.admin, self.description.topic, on_missing_target=MissingTarget.DEAD_LETTER
+        )
+        self.gone()
+        self.memory.advance(FAR + timedelta(minutes=1))
+        self.back()
         assert self.letters() == 1
+        change_settings(self.admin, self.description.topic, on_missing_target=MissingTarget.HOLD)
 
     # -- what happens to it
 
@@ -373,6 +368,9 @@ class Story:
 
     def dead_letters(self) -> None:
         change_settings(self.admin, self.description.topic, expired=Expired.DEAD_LETTER)
+
+    def dropping(self) -> None:
+        change_settings(self.admin, self.description.topic, on_missing_target=MissingTarget.DROP)
 
     def pause(self) -> None:
         pause(self.admin, self.description.topic, None, self.clock)

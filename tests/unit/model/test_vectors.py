@@ -18,6 +18,7 @@ from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
     Expired,
     LevelTopicDescription,
+    MissingTarget,
     Pauses,
 )
 from support.vectors import VECTORS, answer
@@ -64,6 +65,7 @@ def test_the_schema_knows_every_member_that_the_code_writes() -> None:
         levels=levels.levels,
         targets=("t/n/y",),
         former=(levels.levels,),
+        on_missing_target=MissingTarget.DROP,
         attribute="amount",
         expire_after_ms=1,
         expired=Expired.DEAD_LETTER,

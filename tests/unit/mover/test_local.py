@@ -16,7 +16,7 @@ import pytest
 from delaylevel import topics
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import local
@@ -175,26 +175,32 @@ def test_a_target_that_was_added_just_now_gets_its_messages() -> None:
 
 def test_settings_that_were_changed_just_now_decide_about_what_is_ready() -> None:
     world = World(WEEK, final_window="broker")
-    world.send(b"pay me", 2 * DAY)
+    ready = timedelta(milliseconds=world.description.levels[0].hand_off_after_ms(0))
+    world.send(b"pay me", DAY + 5 * SECOND)
+    world.producer.close()
     with world.mover() as mover:
-        world.let_pass(2 * DAY - 12 * MINUTE)
+        world.let_pass(ready - 10 * SECOND)
         mover.run_once()  # it is at rest for half a minute
-        lifecycle.change_settings(world.memory.admin, "orders", expire_after_ms=1)
-        world.let_pass(13 * MINUTE)
+        policy = MissingTarget.DROP
+        lifecycle.change_settings(world.memory.admin, "orders", on_missing_target=policy)
+        world.memory.admin.delete(TopicName.parse("orders"), force=True)
+        world.let_pass(11 * SECOND)
         report = mover.run_once()
-    assert (report.expired.total(), report.due) == (1, 0)
+    assert (report.dropped.total(), report.held.total()) == (1, 0)
 
 
 def test_a_mover_on_standby_begins_with_the_present_settings() -> None:
     world = World(WEEK, final_window="broker")
-    world.send(b"pay me", 2 * DAY)
-    change = partial(lifecycle.change_settings, world.memory.admin, "orders")
-    world.description = change(expire_after_ms=1)  # as its process read it
-    change(expire_after_ms=0)
-    world.let_pass(2 * DAY + MINUTE)
+    world.send(b"pay me", DAY + 5 * SECOND)
+    world.producer.close()
+    set_policy = partial(lifecycle.change_settings, world.memory.admin, "orders")
+    world.description = set_policy(on_missing_target=MissingTarget.DROP)  # as its process read it
+    set_policy(on_missing_target=MissingTarget.HOLD)
+    world.memory.admin.delete(TopicName.parse("orders"), force=True)
+    world.let_pass(DAY)
     with world.mover() as mover:
         report = mover.run_once()
-    assert (report.expired.total(), report.due) == (0, 1)
+    assert (report.dropped.total(), report.held.total()) == (0, 1)
 
 
 def test_a_long_pass_routes_by_the_time_at_which_it_hands_off() -> None:

@@ -22,6 +22,7 @@ from delaylevel.model.level_topic import (
     LONGEST_NAME,
     FinalWindow,
     LevelTopicDescription,
+    MissingTarget,
 )
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.retries import REAL_SUBSCRIPTION
@@ -93,6 +94,7 @@ def test_the_largest_message_fits_at_every_hop(
         topic=LEVEL_TOPIC,
         targets=(TARGET,),
         final_window=final_window,
+        on_missing_target=MissingTarget.DEAD_LETTER,
     )
     limit = SizeLimit(description, 16 * 1024)
     envelope = Envelope(LATEST_DUE_MS, TARGET, message_id, SCHEMA)
@@ -110,12 +112,14 @@ def test_the_largest_message_fits_at_every_hop(
     source = description.level_topic(0).partition(363).full
     identified = envelope._replace(id=message_id or message.stable_id(source), attempt=2**32 - 2)
     held = hop.set_aside(description, message, identified, REASON, T0)
+    missing = hop.set_aside(description, message, identified, hop.NO_TOPIC, T0)
     unreadable = message._replace(properties=held.properties)
     dead = hop.dead_letter(description, unreadable, source, REASON)
     for properties in (
         identified.delivered_properties(own),
         identified.parked_properties(own),
         held.properties,
+        missing.properties,
         dead.properties,
     ):
         assert in_a_batch(message, properties) <= 16 * 1024

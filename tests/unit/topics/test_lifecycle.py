@@ -31,6 +31,7 @@ from delaylevel.model.level_topic import (
     SUBSCRIPTION,
     Expired,
     LevelTopicDescription,
+    MissingTarget,
     Role,
 )
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
@@ -95,7 +96,8 @@ def setting(**values: Any) -> Change:
 
 
 CHANGES: dict[str, Change] = {
-    "treatment": setting(expired=Expired.DEAD_LETTER),
+    "drop": setting(on_missing_target=MissingTarget.DROP),
+    "dead letter": setting(on_missing_target=MissingTarget.DEAD_LETTER),
     "expiry": setting(expire_after_ms=7),
     "expiry and treatment": setting(expire_after_ms=9, expired=Expired.DEAD_LETTER),
     "amount": setting(attribute="amount"),
@@ -191,7 +193,7 @@ def test_a_later_format_refuses_every_use(memory: MemoryPulsar) -> None:
         lambda: topics.find(memory.admin, WANTED.topic),
         lambda: topics.describe(memory.admin, WANTED.topic),
         lambda: topics.create(memory.admin, WANTED),
-        lambda: change_settings(memory.admin, WANTED.topic, attribute="amount"),
+        lambda: change_settings(memory.admin, WANTED.topic, on_missing_target=MissingTarget.DROP),
         lambda: memory.client().create_producer(
             "orders",
             enable_delay_level_topic=True,
