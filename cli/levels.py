@@ -467,9 +467,9 @@ def _list_row(admin: Admin, item: FoundLevelTopic, now_ms: int) -> dict[str, Any
     try:
         at = status(admin, item.description, now_ms)
         return list_view(item, at, undelivered(admin, at))
-    except BrokerUnreachableError:
-        raise  # it holds for all of them
     except BrokerError as error:
+        if isinstance(error, BrokerUnreachableError) and not error.address:
+            raise  # no broker answers
         return list_view(replace(item, problem=f"its state cannot be read: {error}"), None)
 
 

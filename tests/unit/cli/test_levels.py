@@ -11,13 +11,21 @@ from click.testing import CliRunner
 
 from delaylevel.cli import levels
 from delaylevel.cli.main import cli
-from delaylevel.errors import AdminError
+from delaylevel.errors import AdminError, BrokerError, BrokerUnreachableError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        AdminError("the bundle is loading", status=503),
+        # Of several brokers, the one that has the topics of this level topic is away.
+        BrokerUnreachableError("the broker at two:8080 is away", address="two:8080"),
+    ],
+)
 def test_a_level_topic_whose_state_cannot_be_read_hides_no_other(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, error: BrokerError
 ) -> None:
     with MemoryPulsar() as memory:
         for name in ("orders", "reminders"):
@@ -26,7 +34,7 @@ def test_a_level_topic_whose_state_cannot_be_read_hides_no_other(
 
         def refused(topic: TopicName) -> Any:
             if "orders" in topic.full:
-                raise AdminError("the bundle is loading", status=503)
+                raise error
             return read(topic)
 
         monkeypatch.setattr(memory.admin, "partitioned_stats", refused)
@@ -34,5 +42,5 @@ def test_a_level_topic_whose_state_cannot_be_read_hides_no_other(
         result = CliRunner().invoke(cli, ["levels", "list", "-o", "json"])
     assert result.exit_code == 0, result
     orders, reminders = json.loads(result.stdout)
-    assert orders["problem"] == "its state cannot be read: the bundle is loading"
+    assert orders["problem"] == f"its state cannot be read: {error}"
     assert reminders["targets"] == ["persistent://public/default/reminders"]
