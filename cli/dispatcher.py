@@ -10,7 +10,7 @@ from delaylevel.cluster.connection.settings import Connection
 
 from . import options
 from .command import examples, pass_connection
-from .run import dispatch_settings, serve
+from .service import dispatch_settings, serve
 
 
 @examples("delaylevel dispatcher run orders")

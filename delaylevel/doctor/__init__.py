@@ -29,7 +29,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 
-from . import cluster_checks, running_checks, topic_checks
+from . import checks
 from .context import ClusterContext, Finding, LevelTopicContext, State
 
 __all__ = ["CHECKS", "Finding", "Problem", "State", "examine"]
@@ -38,25 +38,25 @@ Context = TypeVar("Context")
 _UPGRADE = "install that version of delaylevel on this machine (docs/operations.md)"
 
 TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Finding]], ...] = (
-    ("partitions", topic_checks.partitions),
-    ("subscriptions", topic_checks.subscriptions),
-    ("foreign subscriptions", topic_checks.foreign_subscriptions),
-    *((rule.name, partial(topic_checks.rule, rule)) for rule in RULES),
-    ("openings", topic_checks.openings),
-    ("targets", topic_checks.targets),
-    ("target schemas", topic_checks.target_schemas),
-    ("target subscriptions", topic_checks.target_subscriptions),
-    ("delayed delivery", cluster_checks.delayed_delivery),
-    ("broker faults", cluster_checks.broker_faults),
-    ("deduplication", topic_checks.deduplication),
-    ("mover", running_checks.mover),
-    ("dispatcher", running_checks.dispatcher),
-    ("pauses", running_checks.pauses),
-    ("hand-offs", running_checks.lateness),
-    ("producer clocks", running_checks.producer_clocks),
-    ("held", running_checks.held),
-    ("dead letters", running_checks.dead_letters),
-    ("ack holes", running_checks.holes),
+    ("partitions", checks.partitions),
+    ("subscriptions", checks.subscriptions),
+    ("foreign subscriptions", checks.foreign_subscriptions),
+    *((rule.name, partial(checks.rule, rule)) for rule in RULES),
+    ("openings", checks.openings),
+    ("targets", checks.targets),
+    ("target schemas", checks.target_schemas),
+    ("target subscriptions", checks.target_subscriptions),
+    ("delayed delivery", checks.delayed_delivery),
+    ("broker faults", checks.broker_faults),
+    ("deduplication", checks.deduplication),
+    ("mover", checks.mover),
+    ("dispatcher", checks.dispatcher),
+    ("pauses", checks.pauses),
+    ("hand-offs", checks.lateness),
+    ("producer clocks", checks.producer_clocks),
+    ("held", checks.held),
+    ("dead letters", checks.dead_letters),
+    ("ack holes", checks.holes),
 )
 CLUSTER_CHECKS = ("broker", "admin rights", "clock", "level topic")
 CHECKS = (*CLUSTER_CHECKS, *(name for name, _ in TOPIC_CHECKS))
@@ -93,14 +93,14 @@ def examine(
 
     with Admin.from_connection(connection) as admin:
         cluster = ClusterContext(connection, admin, clock or SystemClock(), delivery)
-        found = run("broker", connection.admin_url, cluster_checks.broker, cluster)
+        found = run("broker", connection.admin_url, checks.broker, cluster)
         yield found
         if found.problems:
             return  # every other check needs the broker
-        rights = partial(cluster_checks.rights, namespace=namespace)
+        rights = partial(checks.rights, namespace=namespace)
         found = run("admin rights", namespace, rights, cluster)
         yield found
-        yield run("clock", connection.admin_url, cluster_checks.clock, cluster)
+        yield run("clock", connection.admin_url, checks.clock, cluster)
         if found.problems and topic is None:
             return
         descriptions: list[LevelTopicDescription] = []

@@ -27,7 +27,7 @@ from delaylevel.cluster.port import (
 )
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.rules import OURS
-from delaylevel.doctor import CHECKS, Finding, State, cluster_checks, examine
+from delaylevel.doctor import CHECKS, Finding, State, checks, examine
 from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
 from delaylevel.functions import health
 from delaylevel.functions.consumer_loop import source_topics
@@ -144,7 +144,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Make:
         monkeypatch.setattr(Connection, "open_client", lambda *_, **__: made.memory.client())
         return made
 
-    monkeypatch.setattr(cluster_checks, "require_reachable", lambda _: None)
+    monkeypatch.setattr(checks, "require_reachable", lambda _: None)
     return make
 
 

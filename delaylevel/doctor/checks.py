@@ -1,0 +1,738 @@
+"""The checks: of the cluster, of the topics and targets, and of what runs.
+
+The version and the settings are those of the broker that answers. The other brokers of a cluster
+are not visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from itertools import chain
+from typing import NamedTuple
+
+from delaylevel.cluster import logs, trials
+from delaylevel.cluster.connection.settings import require_reachable
+from delaylevel.cluster.port import DelayedDelivery
+from delaylevel.cluster.rules import Problem, Rule, violations
+from delaylevel.cluster.rules import notes as rule_notes
+from delaylevel.cluster.targets.receivers import topic_stats
+from delaylevel.cluster.threads import in_parallel
+from delaylevel.cluster.trials import Trial
+from delaylevel.errors import (
+    AdminError,
+    BrokerError,
+    BrokerUnreachableError,
+    DelayLevelError,
+    PermissionDeniedError,
+)
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.envelope import KEY_VALUE
+from delaylevel.model.formatting import format_duration, format_instant, shell
+from delaylevel.model.level_topic import (
+    ALL,
+    SUBSCRIPTION,
+    FinalWindow,
+    Member,
+    Mover,
+    Role,
+)
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.hosts import missing_dispatcher
+from delaylevel.topics.members import metadata_of
+from delaylevel.topics.status import PartitionStatus
+from delaylevel.topics.subscriptions import early_subscriptions
+from delaylevel.topics.targets import unsubscribed
+
+from .context import ClusterContext, Finding, LevelTopicContext, release_of
+
+# -- the cluster: addresses, permissions, clock, and what breaks its delayed delivery
+
+# Earlier brokers were not tested, and describe missing topics less precisely.
+_OLDEST = (3, 0, 0)
+_SKEW_MS = 5000
+
+
+def broker(cluster: ClusterContext) -> Finding:
+    """Check that both addresses answer, and that this release supports the broker's version."""
+    problems = []
+    connection, version = cluster.connection, ""
+    try:
+        version = cluster.admin.version()
+    except BrokerUnreachableError as error:
+        problems.append(Problem(str(error), "start the broker, or name its --admin-url"))
+    except PermissionDeniedError:
+        version = "unknown"  # the next check reports it
+    except AdminError as error:
+        problems.append(Problem(str(error), "see the broker's own log, and try again"))
+    try:
+        require_reachable(connection)
+    except BrokerUnreachableError as error:
+        problems.append(Problem(str(error), "start the broker, or name its --service-url"))
+    release = release_of(version)
+    if release is not None and release < _OLDEST:
+        problems.append(
+            Problem(
+                f"the broker is Pulsar {version}",
+                "upgrade to 4.0; this release was not tested with versions before 3.0",
+            )
+        )
+    return Finding.of(problems, f"Pulsar {version} at {connection.service_url}")
+
+
+def rights(cluster: ClusterContext, namespace: str) -> Finding:
+    """Check that the token has the permissions of producers, movers and operators."""
+    problems = []
+    for action, request in (
+        ("read the policies of", lambda: cluster.admin.namespace_policies(namespace)),
+        ("list the topics of", lambda: cluster.admin.list_partitioned_topics(namespace)),
+    ):
+        try:
+            request()
+        except PermissionDeniedError as error:
+            problems.append(
+                Problem(
+                    f"the token may not {action} {namespace} ({error.status}: {error.reason})",
+                    "give its role the tenant's admin rights (`pulsar-admin tenants update "
+                    "--admin-roles`), or use the token of a role that has them",
+                )
+            )
+        except AdminError as error:
+            problems.append(
+                Problem(
+                    f"cannot {action} {namespace}: {error.reason or error}",
+                    f"create it if it does not exist: `pulsar-admin namespaces create {namespace}`",
+                )
+            )
+    note = ""
+    if cluster.configuration is None:
+        note = "no superuser: checks of the broker's own settings are left out"
+    return Finding.of(problems, note)
+
+
+def clock(cluster: ClusterContext) -> Finding:
+    """Check that the clocks of this machine and of the broker differ by a few seconds at most."""
+    before_ms = cluster.clock.now_ms()
+    broker_ms = cluster.admin.clock_ms()
+    after_ms = cluster.clock.now_ms()
+    if broker_ms is None:
+        return Finding.skip("the broker does not report its time")
+    # The broker reports whole seconds, of some moment between the two local times.
+    skew_ms = min(0, broker_ms + 999 - before_ms) or max(0, broker_ms - after_ms)
+    if abs(skew_ms) <= _SKEW_MS:
+        return Finding(note="this machine and the broker agree")
+    direction = "behind" if skew_ms > 0 else "ahead of"
+    return Finding.failed(
+        f"this machine's clock is {format_duration(abs(skew_ms))} {direction} the broker's",
+        "synchronize both with NTP (chrony): due times come from the producer's clock, and the "
+        "broker delivers by its own",
+    )
+
+
+_NOT_USED = "not used: the broker delays no message of this level topic"
+_NO_SUPERUSER = "only superusers may read the broker's settings"
+_LIMIT = "delayedDeliveryMaxDelayInMillis"
+_TRACKER = "delayedDeliveryTrackerFactoryClassName"
+# With this setting, Pulsar's default, a read may begin again before its entries are dispatched.
+_IN_SUBSCRIPTION_THREAD = "dispatcherDispatchMessagesInSubscriptionThread"
+_OTHER_WAY = "use --final-window tracker with a mover other than the Function"
+
+_Release = tuple[int, int, int]
+_EVERY = (((0, 0, 0), (99, 0, 0)),)
+
+
+class _Fault(NamedTuple):
+    """A known fault of brokers that delay messages.
+
+    Attributes:
+        setting, value: the setting in broker.conf with which it occurs, and the end of its value.
+        releases: the first and the last release of each line that has it.
+        certain: False if it occurs now and then, and nothing is lost.
+        of_functions: True if it only matters to Functions.
+    """
+
+    setting: str
+    value: str
+    releases: tuple[tuple[_Release, _Release], ...]
+    effect: str
+    remedy: str
+    certain: bool = True
+    of_functions: bool = False
+
+
+_FAULTS = (
+    _Fault(
+        "isDelayedDeliveryDeliverAtTimeStrict",
+        "true",
+        (((4, 2, 1), (4, 2, 2)),),
+        "leaves due messages undelivered until another message is published (apache/pulsar#25996)",
+        "set it to false in broker.conf and restart the brokers (messages then come up to a tick "
+        f"early), upgrade to a release with apache/pulsar#26012, or {_OTHER_WAY}",
+    ),
+    _Fault(
+        _TRACKER,
+        "BucketDelayedDeliveryTrackerFactory",
+        # The last ones from before July 2026.
+        (((0, 0, 0), (4, 0, 10)), ((4, 1, 0), (4, 2, 2))),
+        "may never deliver some messages (fixed by apache/pulsar#26230, #26240 and #26251)",
+        f"upgrade to a release with these fixes, or {_OTHER_WAY}",
+    ),
+    _Fault(
+        _TRACKER,
+        "InMemoryDelayedDeliveryTrackerFactory",
+        (((4, 0, 1), (4, 0, 10)), ((4, 1, 0), (4, 2, 1))),
+        "may, after one failed delivery, deliver nothing more of a subscription until it restarts; "
+        "nothing is lost (apache/pulsar#25617 and #25681)",
+        f"upgrade to a release with these fixes, or {_OTHER_WAY}; if it happens, restart the "
+        "broker or unload the topic (`pulsar-admin topics unload`)",
+        certain=False,
+    ),
+    # The default. An instance drops a message that it received before, but a message that two
+    # instances receive is published twice.
+    _Fault(
+        _IN_SUBSCRIPTION_THREAD,
+        "true",
+        _EVERY,
+        "delivers some delayed messages twice, each with the same message ID",
+        "`pulsar-admin brokers update-dynamic-config --config "
+        "dispatcherDispatchMessagesInSubscriptionThread --value false`, and the same in "
+        "broker.conf for later restarts",
+        of_functions=True,
+    ),
+)
+
+
+def delayed_delivery(context: LevelTopicContext) -> Finding:
+    """Check that the broker delays our messages, precisely and long enough, and delays no others.
+
+    A fixed delay also delays what the dispatcher publishes when it is due.
+    """
+    configuration = context.cluster.configuration or {}
+    # A broker whose settings are not known counts as one with Pulsar's defaults.
+    default = DelayedDelivery(
+        configuration.get("delayedDeliveryEnabled", "true") == "true",
+        int(configuration.get("delayedDeliveryTickTimeMillis", "1000")),
+        int(configuration.get(_LIMIT, 0)),
+    )
+    lead_ms = context.description.levels.smallest_lead_ms
+
+    def problems() -> Iterator[Problem]:
+        for topic, own in context.delay_policies.items():
+            policy, needed_ms = own or default, context.broker_delays.get(topic)
+            if policy.fixed_delay_ms:
+                delay = format_duration(policy.fixed_delay_ms)
+                effect = (
+                    "messages that are published when they are due come that late"
+                    if needed_ms is None
+                    else "the broker ignores the delivery times of our messages"
+                )
+                yield Problem(
+                    f"{topic} delays every message by {delay} (fixed-delay policy): {effect}",
+                    f"`{_setting(topic, own)} --fixed-delay 0`; if the namespace has the policy, "
+                    "this exempts the topic",
+                )
+            if needed_ms is None:
+                continue  # the broker delays nothing here
+            if not policy.active:
+                yield Problem(
+                    f"{topic} does not delay messages: they are delivered up to a unit early",
+                    f"`pulsar-admin topicPolicies set-delayed-delivery {topic} --enable --time "
+                    f"{default.tick_ms}ms`, or set delayedDeliveryEnabled=true in broker.conf",
+                )
+            elif policy.tick_ms > min(2 * default.tick_ms, lead_ms):
+                tick = format_duration(policy.tick_ms)
+                yield Problem(
+                    f"{topic} delays messages with a precision of only {tick}",
+                    f"`pulsar-admin topicPolicies set-delayed-delivery {topic} --enable --time "
+                    "1s`, or set a shorter delayedDeliveryTickTimeMillis in broker.conf",
+                )
+            if 0 < policy.max_delay_ms < needed_ms:
+                yield Problem(
+                    f"{topic} refuses delays of more than {format_duration(policy.max_delay_ms)}, "
+                    f"and needs {format_duration(needed_ms)}: the broker disconnects whoever sends "
+                    "such a message, and clients send it again without end",
+                    f"`{_setting(topic, own)} --maxDelay {needed_ms}ms`, or {_LIMIT}=0 in "
+                    "broker.conf",
+                )
+
+    found = list(problems())
+    used = [context.delay_policies[topic] for topic in context.broker_delays]
+    if not used:
+        return Finding.of(found, _NOT_USED)
+    if not found and context.cluster.configuration is None and None in used:
+        return Finding.skip(_NO_SUPERUSER)
+    most = format_duration(max((own or default).tick_ms for own in used))
+    strict = configuration.get("isDelayedDeliveryDeliverAtTimeStrict") == "true"
+    note = (
+        f"late by up to {most}, never early"
+        if strict
+        else f"early by up to {most} (isDelayedDeliveryDeliverAtTimeStrict=false)"
+    )
+    if configuration.get(_IN_SUBSCRIPTION_THREAD) == "true":
+        note += f"; a few messages may come twice ({_IN_SUBSCRIPTION_THREAD}=true)"
+    return Finding.of(found, note)
+
+
+def broker_faults(context: LevelTopicContext) -> Finding:
+    """Check that the release and the settings of the broker have no known fault of delays."""
+    if not context.broker_delays:
+        return Finding(note=_NOT_USED)
+    configuration, release = context.cluster.configuration, context.cluster.release
+    if configuration is None:
+        return Finding.skip(_NO_SUPERUSER)
+    version = "of a version that it does not tell" if release is None else _text(release)
+    problems: list[Problem] = []
+    warnings: list[Problem] = []
+    for fault in _FAULTS:
+        if fault.of_functions and context.description.mover is not Mover.FUNCTION:
+            continue
+        value = configuration.get(fault.setting, "")
+        known = release is None or any(first <= release <= last for first, last in fault.releases)
+        if not known or not value.endswith(fault.value):
+            continue
+        short = f"{fault.setting}={value.rpartition('.')[2]}"
+        says = f"Pulsar {version} with {short} {fault.effect}"
+        certain = fault.certain and (release is not None or fault.releases == _EVERY)
+        (problems if certain else warnings).append(Problem(says, fault.remedy))
+    return Finding.of(problems, "none is known", warnings)
+
+
+def _setting(topic: TopicName, policy: DelayedDelivery | None) -> str:
+    """Return the command that sets the policy of a topic, which replaces all of its fields."""
+    tick_ms = 1000 if policy is None else policy.tick_ms
+    state = "--disable" if policy is not None and not policy.active else "--enable"
+    return f"pulsar-admin topicPolicies set-delayed-delivery {topic} {state} --time {tick_ms}ms"
+
+
+def _text(release: tuple[int, int, int]) -> str:
+    return ".".join(map(str, release))
+
+
+# -- member topics and targets: existence, subscriptions, rules, and what can be opened
+
+_NEAR_LIMIT = 0.8
+_DEFAULT_DEDUPLICATION_MIN = 360
+
+
+def partitions(context: LevelTopicContext) -> Finding:
+    """Check that every member topic exists with the described number of partitions."""
+    topic = context.description.topic
+    limit = context.cluster.settings.max_partitions or 0
+
+    def problems() -> Iterator[Problem]:
+        for member, metadata in context.metadata.items():
+            name, described = member.topic, member.partitions
+            if metadata is None:
+                yield Problem(
+                    f"{name} does not exist", f"run `delaylevel levels create` for {topic}"
+                )
+            elif metadata.partitions > described:
+                yield Problem(
+                    f"{name} has {metadata.partitions} partitions instead of {described}: no "
+                    "mover reads the others",
+                    f"finish the expansion: `delaylevel levels expand {shell(topic)} "
+                    "--max-delay …`",
+                )
+            elif metadata.partitions < described:
+                yield Problem(
+                    f"{name} has only {metadata.partitions} of {described} partitions",
+                    f"`pulsar-admin topics update-partitioned-topic {name} -p {described}`, then "
+                    "`delaylevel levels create` again",
+                )
+            elif limit and described > limit:
+                yield Problem(
+                    f"{name} has {described} partitions, more than the broker's limit of {limit}",
+                    "raise maxNumPartitionsPerPartitionedTopic in broker.conf",
+                )
+
+    counts = [member.partitions for member in context.members]
+    note = f"{sum(counts)} partitions"
+    if limit and max(counts) > _NEAR_LIMIT * limit:
+        note += f"; the broker's limit for a topic is {limit}"
+    return Finding.of(problems(), note)
+
+
+def subscriptions(context: LevelTopicContext) -> Finding:
+    """Check that every partition has the durable subscription that keeps its data."""
+    missing = {member.topic for member, found in context.metadata.items() if found is None}
+    topic = context.description.topic
+    return Finding.of(
+        Problem(line, f"run `delaylevel levels create` again for {topic}")
+        for line in context.status.problems
+        if not any(line.startswith(f"{name}-partition-") for name in missing)
+    )
+
+
+def foreign_subscriptions(context: LevelTopicContext) -> Finding:
+    """Check that no subscription of a member topic belongs to somebody else."""
+    patterns = 'let its pattern leave out our topics (docs/concepts.md, "Consumers with a pattern")'
+    return Finding.of(
+        Problem(
+            str(found),
+            f"close its consumers, or {patterns}"
+            + (f"; then `{found.removal}`" if found.durable else ""),
+        )
+        for found in context.status.foreign
+    )
+
+
+def rule(rule: Rule, context: LevelTopicContext) -> Finding:
+    """Check that a rule of the cluster allows what our clients and parked messages need."""
+    found = violations(context.rules, (rule,))
+    notes: tuple[str, ...] = ()
+    if rule.name == "backlog quota":
+        notes = rule_notes(context.description, context.policies, context.cluster.settings)
+    return Finding.of(found, "".join(notes[:1]))
+
+
+def targets(context: LevelTopicContext) -> Finding:
+    """Check that every business topic exists, and that somebody can receive from it."""
+    gone = [
+        Problem(
+            f"{target} does not exist: messages that are due for it are held",
+            "subscribe to it, or let it be without subscriptions: "
+            f"`delaylevel levels set {shell(target.short)} --keep-target`; or, if nobody needs it, "
+            f"`delaylevel levels delete {shell(context.description.topic)}`",
+        )
+        for target, found in context.targets.items()
+        if found is None
+    ]
+    kept = (
+        unsubscribed(context.admin, target, found.values())
+        for target, found in context.targets.items()
+        if found is not None
+    )
+    return Finding.of([*gone, *filter(None, kept)])
+
+
+def target_schemas(context: LevelTopicContext) -> Finding:
+    """Check that no business topic has a KeyValue schema.
+
+    The Python client cannot declare such a schema. With separated encoding, the key is bytes, and
+    the client loses the mark that says so.
+    """
+    problems = []
+    for target, found in context.targets.items():
+        versions = context.admin.schemas(target) if found is not None else []
+        if versions and versions[-1].type == KEY_VALUE:
+            encoding = versions[-1].properties.get("kv.encoding.type", "INLINE")
+            problems.append(
+                Problem(
+                    f"{target} has a KeyValue schema ({encoding}): parked messages that name "
+                    "this schema become dead letters",
+                    "park them with the Java producer of delaylevel, which sends them as bytes; "
+                    "or use a topic with another schema for delayed messages",
+                )
+            )
+    return Finding.of(problems)
+
+
+def target_subscriptions(context: LevelTopicContext) -> Finding:
+    """Check that no subscription of a business topic ignores due times."""
+    if context.description.final_window is not FinalWindow.BROKER:
+        return Finding(note="any type: the dispatcher publishes messages when they are due")
+    return Finding.of(
+        Problem(
+            f"subscription {name} gets messages before they are due",
+            "use type Shared or Key_Shared, or a level topic with --final-window tracker",
+        )
+        for name in early_subscriptions(context.admin, context.description)
+    )
+
+
+def deduplication(context: LevelTopicContext) -> Finding:
+    """Check that every topic that an effectively-once dispatcher writes has deduplication on."""
+    if context.cluster.delivery is not Delivery.EFFECTIVELY_ONCE:
+        return Finding(note="not needed for at-least-once")
+    if context.description.final_window is not FinalWindow.TRACKER:
+        return Finding.failed(
+            "effectively-once needs the final window tracker, whose dispatcher removes copies",
+            "create a level topic with `--final-window tracker`, and run its dispatchers with "
+            "`--delivery effectively-once`",
+        )
+    problems = []
+    for topic, found in context.targets.items():
+        if not all(one.deduplication for one in (found or {}).values()):
+            problems.append(
+                Problem(
+                    f"{topic} has deduplication disabled",
+                    f"`pulsar-admin topicPolicies set-deduplication {topic} --enable`, or enable "
+                    "it for the namespace",
+                )
+            )
+    name = "brokerDeduplicationProducerInactivityTimeoutMinutes"
+    told = (context.cluster.configuration or {}).get(name)
+    minutes = int(told or _DEFAULT_DEDUPLICATION_MIN)
+    assumed = "" if told else f" ({name}, assumed: only superusers may read it)"
+    memory = format_duration(minutes * 60_000) + assumed
+    if minutes < _DEFAULT_DEDUPLICATION_MIN:
+        problems.append(
+            Problem(
+                f"the broker forgets a dispatcher that is away for {memory}: a longer outage "
+                "causes duplicates",
+                f"set {name}={_DEFAULT_DEDUPLICATION_MIN} or more in broker.conf",
+            )
+        )
+    return Finding.of(problems, f"the broker forgets a dispatcher that is away for {memory}")
+
+
+# The client tries again and again for its operation timeout where an encryption is required.
+_PATIENCE_S = 10
+#: Somebody else was faster to open it: it can be opened.
+_BUSY = "ConsumerBusy"
+#: The topic wants its schema, and each message has a producer that declares it.
+_NEEDS_SCHEMA = "IncompatibleSchema"
+_DENIED = ("AuthorizationError", "AuthenticationError")
+
+
+def openings(context: LevelTopicContext) -> Finding:
+    """Check that each kind of producer, consumer and reader of ours can be opened.
+
+    It uses the rights of the caller. A lock of a running process is left alone.
+    """
+    connection = context.cluster.connection
+    patience_s = min(_PATIENCE_S, connection.operation_timeout_seconds)
+    wanted = _trials(context)
+    opening = connection.open_client(operation_timeout_seconds=patience_s, logger=logs.silent())
+    with closing(opening) as client:
+        failures = in_parallel(lambda trial: trial.failure(client), wanted)
+    problems, denied = [], []
+    for trial, failure in zip(wanted, failures, strict=True):
+        if failure in _DENIED:
+            says = f"this role may not open a {trial.what} of {trial.topic}"
+            denied.append(Problem(says, _GRANT))
+        elif failure and failure not in (_BUSY, _NEEDS_SCHEMA):
+            says = f"no {trial.what} of {trial.topic} can be opened ({failure})"
+            problems.append(Problem(says, _remedy(context, failure)))
+    return Finding.of(problems, f"{len(wanted)} tried", denied)
+
+
+_GRANT = (
+    "if movers or dispatchers have this role, grant it what docs/security.md lists; otherwise run "
+    "doctor with their credentials"
+)
+
+
+def _trials(context: LevelTopicContext) -> list[Trial]:
+    """Return what can be tried; topics that this role may not even look at are left out."""
+    admin, description = context.admin, context.description
+
+    def of_member(member: Member) -> list[Trial]:
+        try:
+            if metadata_of(admin, member.topic) is None:
+                return []  # the finding of another check
+            return list(trials.trials_of_member(admin, description, member.topic, member.role))
+        except PermissionDeniedError:
+            return []
+
+    def of_target(name: str) -> list[Trial]:
+        try:
+            found = topic_stats(admin, TopicName.parse(name))
+        except PermissionDeniedError:
+            return []
+        return [trials.producer_trial(min(found, key=str))] if found else []
+
+    found = in_parallel(of_member, context.members) + in_parallel(of_target, description.targets)
+    return [trial for each in found for trial in each]
+
+
+def _remedy(context: LevelTopicContext, failure: str) -> str:
+    with suppress(BrokerError):
+        if violations(context.rules):
+            return "the rules that other checks name forbid it: lift them (docs/operations.md)"
+    if failure == "ProducerBusy":
+        return (
+            "close the producer with exclusive access to it, or raise its maxProducersPerTopic "
+            "(docs/operations.md)"
+        )
+    return "the log of the broker has the reason; docs/operations.md has the rules to look for"
+
+
+# -- what runs: movers, dispatchers, producers' clocks, and growing backlogs
+
+# The tolerated share of the broker's limit of acknowledged ranges.
+_HOLES = 0.1
+_RANGES = "managedLedgerMaxUnackedRangesToPersist"
+_DEFAULT_RANGES = 10_000
+# With about twice as many, brokers were seen to dispatch hardly anything, whatever their limit.
+_SLOW_RANGES = 50_000
+
+
+def mover(context: LevelTopicContext) -> Finding:
+    """Check that every partition of the levels and the held topic has a mover."""
+    description = context.description
+    remedy = f"`delaylevel run {shell(description.topic)}`"
+    problems = []
+    if description.mover is Mover.FUNCTION:
+        remedy = f"`delaylevel mover deploy {shell(description.topic)}`"
+        problems += _function_problems(context, remedy)
+    rows = context.status.rows(Role.LEVEL, Role.HELD)
+    idle = [row for row in rows if not row.consumers]
+    if idle and not problems:
+        all_idle = len(idle) == len(rows)
+        missing = "no mover is connected" if all_idle else f"no mover reads {idle[0].topic}"
+        problems.append(_unattended(missing, idle, rows, remedy))
+    return Finding.of(problems, ", ".join(context.status.consumers[:3]))
+
+
+def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]:
+    from delaylevel.functions import health
+    from delaylevel.functions.deployment import function_name
+
+    description = context.description
+    function = function_name(description)
+    try:
+        found = health.status(
+            context.cluster.connection, context.admin, description, context.now_ms
+        )
+    except DelayLevelError as error:
+        return [Problem(f"function {function}: {error}", deploy)]
+    if all(item.running for item in found.instances):
+        return [Problem(f"function {function}: {line}", deploy) for line in found.misconfigured]
+    return [
+        Problem(
+            f"function {function}: {found.problems[0] if found.problems else 'instances are down'}",
+            f"`pulsar-admin functions restart --fqfn {shell(function)}`, and read the log of its "
+            "instances on the workers",
+        )
+    ]
+
+
+def dispatcher(context: LevelTopicContext) -> Finding:
+    """Check that every window partition has a dispatcher that releases, if one is needed."""
+    if context.description.final_window is not FinalWindow.TRACKER:
+        return Finding(note="none needed: the broker holds near-due messages")
+    rows = context.status.rows(Role.WINDOW)
+    idle = [row for row in rows if not row.consumers]
+    if not idle:
+        stale = missing_dispatcher(context.status, context.description.topic)
+        return Finding.of(filter(None, [stale]), ", ".join(context.status.dispatchers[:3]))
+    command = "dispatcher run" if context.description.mover is Mover.FUNCTION else "run"
+    remedy = f"`delaylevel {command} {shell(context.description.topic)}`"
+    missing = f"no dispatcher serves {idle[0].topic}"
+    return Finding.of([_unattended(missing, idle, rows, remedy)])
+
+
+def _unattended(
+    missing: str, idle: Sequence[PartitionStatus], rows: Sequence[PartitionStatus], remedy: str
+) -> Problem:
+    return Problem(f"{missing}: {len(idle)} of {len(rows)} partitions have no consumer", remedy)
+
+
+def pauses(context: LevelTopicContext) -> Finding:
+    """Check that no targets are paused."""
+    description = context.description
+    return Finding.of(
+        Problem(
+            f"{'all targets are' if name == ALL else f'{name} is'} paused since "
+            f"{format_instant(since_ms)}: due messages wait in the window",
+            f"`delaylevel levels resume {shell(description.topic)}"
+            + ("`" if name == ALL else f" --target {shell(name)}`"),
+        )
+        for name, since_ms in description.pauses.paused
+    )
+
+
+def lateness(context: LevelTopicContext) -> Finding:
+    """Check that hand-offs are behind by less than the lead."""
+    behind_ms = context.status.behind_ms
+    lead_ms = context.description.levels.smallest_lead_ms
+    if not context.status.late or not context.status.mover_alive:
+        # A missing mover is the finding of another check.
+        return Finding(note=f"behind by {format_duration(behind_ms)}" if behind_ms else "")
+    return Finding.failed(
+        f"hand-offs are {format_duration(behind_ms)} behind, more than the lead of "
+        f"{format_duration(lead_ms)}: messages arrive late",
+        "find the cause of the delay (the mover's log, a slow target), or give the mover more "
+        "cores or instances",
+    )
+
+
+def producer_clocks(context: LevelTopicContext) -> Finding:
+    """Check that no parked message was published in the future."""
+    slack_ms = max(1000, context.description.levels.smallest_lead_ms // 2)
+    topics = [row.topic for row in context.status.partitions if row.backlog_entries]
+
+    def first_ahead(topic: str) -> object:
+        until_ms = context.cluster.clock.now_ms() + slack_ms
+        return context.admin.message_id_at(TopicName.parse(topic), until_ms + 1)
+
+    found = zip(topics, in_parallel(first_ahead, topics), strict=True)
+    wrong = [topic for topic, position in found if position is not None]
+    if not wrong:
+        return Finding()
+    return Finding.failed(
+        f"the clock of a producer of {wrong[0]} is more than {format_duration(slack_ms)} ahead",
+        "synchronize the producers' clocks with NTP (chrony); no message is lost, but due "
+        "times that are computed from this clock are wrong by as much",
+    )
+
+
+def held(context: LevelTopicContext) -> Finding:
+    """Check that no messages are held because their target cannot be written."""
+    return _empty(
+        context.status.held_entries,
+        "entries are held because their target could not be written",
+        "the mover delivers them when it can write the target; its log has the reason",
+    )
+
+
+def dead_letters(context: LevelTopicContext) -> Finding:
+    """Check that there are no dead letters."""
+    return _empty(
+        context.status.dead_letter_entries,
+        "entries are dead letters: messages that could not be read or delivered",
+        f"list them with `delaylevel dlq list {shell(context.description.topic)}`, then "
+        "replay or discard "
+        "them",
+    )
+
+
+def _empty(entries: int, problem: str, remedy: str) -> Finding:
+    return Finding.failed(f"{entries:,} {problem}", remedy) if entries else Finding()
+
+
+def holes(context: LevelTopicContext) -> Finding:
+    """Check for holes in acknowledgements: the broker forgets ranges beyond a limit.
+
+    Consumers of business topics and the Function acknowledge messages one by one.
+    """
+    told = (context.cluster.configuration or {}).get(_RANGES)
+    limit = int(told or _DEFAULT_RANGES)
+    watched: dict[TopicName, tuple[str, ...]] = {
+        TopicName.parse(row.topic): (SUBSCRIPTION,)
+        for row in context.status.rows(Role.LEVEL, Role.HELD)
+    }
+    for partition, stats in context.target_partitions.items():
+        watched[partition] = tuple(stats.subscriptions)
+
+    def count(item: tuple[TopicName, tuple[str, ...]]) -> list[tuple[int, str]]:
+        partition, subscriptions = item
+        cursors = context.cursors(partition)
+        return [
+            (
+                int(cursors[name].get("totalNonContiguousDeletedMessagesRange", 0)),
+                f"{name} of {partition}",
+            )
+            for name in subscriptions
+            if name in cursors
+        ]
+
+    found = chain.from_iterable(in_parallel(count, watched.items()))
+    counts = sorted(found, reverse=True)
+    remedy = "look for a consumer that keeps messages for long without acknowledging them"
+    if context.description.final_window is FinalWindow.BROKER:
+        remedy += "; a finer last level leaves fewer messages to the broker"
+    assumed = "" if told else f" ({_RANGES}, assumed: only superusers may read it)"
+    problems = [
+        Problem(
+            f"subscription {subscription} has {number:,} holes in its acknowledgements; the "
+            f"broker keeps {limit:,}{assumed} over a restart, and delivers the rest again"
+            + ("; with 100,000, brokers dispatch hardly anything" * (number > _SLOW_RANGES)),
+            remedy,
+        )
+        for number, subscription in counts
+        if number > min(_HOLES * limit, _SLOW_RANGES)
+    ]
+    most = counts[0][0] if counts else 0
+    return Finding.of(problems, f"at most {most:,} of {limit:,}{assumed}")
