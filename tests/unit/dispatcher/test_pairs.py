@@ -92,9 +92,10 @@ held drained: a drain tries held messages, too; one is held again if that fails
 replayed rescheduled: a replayed message is like any other; a dead letter cannot be cancelled
     letter replay_later reschedule 9d                   1 cancelled
     letter reschedule 5m replay 9d                      2 unknown: missing
-replayed cancelled: the same
+replayed cancelled: the same; a replayed one that was held before cannot be cancelled either
     letter replay_later cancel 9d                       0 cancelled
     letter cancel 5m replay 1m                          1 unknown: missing
+    dead_letters short gone 3d1m 2h back 1h replay_later cancel 9d  1 unknown: held
 replayed expired: a replay is an order, also against the default and a later one; its own end counts
     dead_letters short away:9d 1m replay 1m             1
     short_letter 2h replay 1m                           1
