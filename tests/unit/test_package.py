@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
-import click
 import pytest
 
 import delaylevel
 from delaylevel import errors
-from delaylevel.cli.main import cli
-from support import plain_install
 from support.pages import ROOT
+from support.python import python
 
 HEAVY = ("pyspark", "numpy", "duckdb", "pyarrow", "pyroaring", "pandas", "py4j", "rich", "fastavro")
 
 
 def run(program: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -41,14 +34,8 @@ def test_the_folder_above_a_checkout_is_no_package(tmp_path: Path) -> None:
     # As after `pip install -e`: the checkout is on the path, but comes after the script's folder.
     (tmp_path / "delaylevel").symlink_to(ROOT)
     program = "import delaylevel.cli, delaylevel.functions; print(delaylevel.__version__)"
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", program],
-        env={"PYTHONPATH": str(tmp_path / "delaylevel")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    path = {"PYTHONPATH": str(tmp_path / "delaylevel")}
+    done = python("-S", "-c", program, env=path, cwd=tmp_path)
     assert (done.stdout.strip(), done.stderr) == (delaylevel.__version__, "")
 
 
@@ -65,38 +52,6 @@ def test_producer_and_mover_load_no_heavy_package_besides_those_of_the_client(us
     loaded = modules(use) - modules("import pulsar, pulsar.schema")
     assert "delaylevel" in loaded
     assert not loaded & set(HEAVY)
-
-
-def test_every_command_has_help_in_an_install_without_extras() -> None:
-    commands = [[*path.split()[1:], "--help"] for path in command_paths()]
-    done = subprocess.run(
-        [sys.executable, plain_install.__file__, "--each"],
-        input="\n".join(map(json.dumps, commands)),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == len(commands) > 30
-    for command, (code, _, trace) in zip(commands, results, strict=True):
-        assert (command, code, trace) == (command, 0, "")
-
-
-def command_paths() -> list[str]:
-    found = []
-
-    def walk(command: click.Command, path: str) -> None:
-        found.append(path)
-        if isinstance(command, click.Group):
-            with click.Context(command) as context:
-                for name in command.list_commands(context):
-                    child = command.get_command(context, name)
-                    assert child is not None
-                    walk(child, f"{path} {name}")
-
-    walk(cli, "delaylevel")
-    return found
 
 
 def test_every_public_name_exists() -> None:

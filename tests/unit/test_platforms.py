@@ -6,10 +6,9 @@ Windows or macOS.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from support.python import python
 
 # Modules and attributes that Windows does not have (Python's documentation: Availability: Unix).
 WITHOUT_POSIX = """
@@ -73,13 +72,11 @@ for line in (["levels", "create", "--help"], ["send", "--help"], ["plan", "--hel
 @pytest.mark.parametrize("use", USES)
 def test_it_works_without_what_only_posix_has(use: str) -> None:
     program = f"{WITHOUT_POSIX}\nimport delaylevel.cluster.logs\n{USES[use]}"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_removal_is_effective() -> None:
     program = f"{WITHOUT_POSIX}\nimport delaylevel.broker.distribution"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = python("-c", program)
     assert "No module named 'fcntl'" in done.stderr

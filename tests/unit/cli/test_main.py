@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
+from subprocess import PIPE
+from typing import Any
 
 import _pulsar
 import click
@@ -19,6 +19,7 @@ from delaylevel.cli.command import (
 )
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection, require_reachable
+from support.python import python
 
 
 @pytest.mark.parametrize(
@@ -106,12 +107,6 @@ def test_an_unreachable_broker_is_reported_at_once() -> None:
         require_reachable(Connection(service_url=f"{url},127.0.0.1:{second}"))
 
 
-def run_program(program: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program, *arguments]
-    settings = {**os.environ, **environ}
-    return subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
-
-
 def test_the_clients_log_stays_off_stdout() -> None:
     program = (
         "import click\n"
@@ -124,12 +119,12 @@ def test_the_clients_log_stays_off_stdout() -> None:
         "main.RootGroup.get_command = lambda self, ctx, name: go\n"
         "main.main()\n"
     )
-    away = {"DELAYLEVEL_SERVICE_URL": "pulsar://127.0.0.1:1"}
+    away = {**os.environ, "DELAYLEVEL_SERVICE_URL": "pulsar://127.0.0.1:1"}
     away["DELAYLEVEL_OPERATION_TIMEOUT_SECONDS"] = "1"
-    quiet = run_program(program, "go", **away)
+    quiet = python("-c", program, "go", env=away)
     assert (quiet.returncode, quiet.stdout) == (3, "")
     assert quiet.stderr.startswith("Error: the broker does not answer")
-    loud = run_program(program, "-v", "go", **away)
+    loud = python("-c", program, "-v", "go", env=away)
     assert (loud.stdout, "Connection refused" in loud.stderr) == ("", True)
 
 
@@ -139,7 +134,7 @@ def test_the_broker_command_loads_neither_spark_nor_numpy_nor_the_client() -> No
         "cli(['broker', 'status'], standalone_mode=False)\n"
         "print(sorted({'pyspark', 'numpy', 'pulsar', 'pyarrow'} & sys.modules.keys()))"
     )
-    result = run_program(program)
+    result = python("-c", program)
     assert result.stdout.splitlines()[-1] == "[]", result.stderr
 
 
@@ -158,23 +153,16 @@ PRINTING = (
 
 def test_a_terminal_without_a_character_gets_its_escape() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PRINTING], env=environment, capture_output=True, check=True
-    )
-    assert done.stdout.decode("latin-1") == "\\u2192 \\u2026 \xe9\n"
-    assert done.stderr.decode("latin-1") == "\\u2192\n"
+    done = python("-c", PRINTING, env=environment, encoding="latin-1", check=True)
+    assert (done.stdout, done.stderr) == ("\\u2192 \\u2026 \xe9\n", "\\u2192\n")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_a_full_disk_is_an_error_without_a_traceback() -> None:
+    piped: dict[str, Any] = {"capture_output": False, "stdout": PIPE, "stderr": PIPE}
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", PRINTING], stdout=full, stderr=subprocess.PIPE, check=False
-        )
-        assert done.returncode == 1
-        assert done.stderr.decode() == "Error: No space left on device\n"
+        done = python("-c", PRINTING, **{**piped, "stdout": full})
+        assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")
         # Nothing ends because its log cannot be written.
-        done = subprocess.run(
-            [sys.executable, "-c", PRINTING], stdout=subprocess.PIPE, stderr=full, check=False
-        )
-        assert (done.returncode, done.stdout.decode()) == (0, "\u2192 \u2026 \xe9\n")
+        done = python("-c", PRINTING, **{**piped, "stderr": full})
+        assert (done.returncode, done.stdout) == (0, "\u2192 \u2026 \xe9\n")

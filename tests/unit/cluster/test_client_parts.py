@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import configparser
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from delaylevel.cluster.client_parts import TESTED
+from support.python import python
 
 ROOT = Path(__file__).parents[3]
 PRIVATE = re.compile(
@@ -42,15 +41,8 @@ def test_the_tested_versions_are_those_of_the_package() -> None:
 
 @pytest.mark.parametrize("version", ["3.12.0", "3.14.0", "4.0.0", "3.130.1"])
 def test_a_client_that_was_not_tested_is_refused_at_the_import(version: str) -> None:
-    answer = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import pulsar; pulsar.__version__ = {version!r}\nfrom delaylevel import wrap",
-        ],
-        capture_output=True,
-        text=True,
-    )
+    program = f"import pulsar; pulsar.__version__ = {version!r}\nfrom delaylevel import wrap"
+    answer = python("-c", program)
     assert answer.returncode
     assert f"PrerequisiteError: pulsar-client {version} is installed" in answer.stderr
     assert "pip install 'pulsar-client>=3.13,<3.14'" in answer.stderr

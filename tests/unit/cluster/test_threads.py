@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from delaylevel.cluster.threads import BackgroundWork, in_parallel, stop_on_signals
+from support.python import python
 
 IN_THREAD = """
 import threading, time
@@ -35,8 +34,7 @@ AT_THE_END = "threading.main_thread().join(); print(*in_parallel(lambda item: 2 
     ],
 )
 def test_a_process_waits_for_its_threads_for_a_limited_time(work: str, printed: str) -> None:
-    program = [sys.executable, "-u", "-c", IN_THREAD.format(work)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    done = python("-u", "-c", IN_THREAD.format(work), timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
 

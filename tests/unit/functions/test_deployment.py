@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 import zipfile
 from datetime import timedelta
 from pathlib import Path
@@ -34,6 +32,7 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
+from support.python import python
 
 ORDERS = "persistent://public/default/orders"
 LEVEL_TOPIC = f"{ORDERS}-delay-level"
@@ -135,12 +134,7 @@ def test_the_archive_works_in_a_python_that_has_only_pulsar(package: bytes, tmp_
         "assert LevelMover();"
         "print(delaylevel.__file__, pydantic.__file__)"
     )
-    answer = subprocess.run(
-        [sys.executable, "-S", "-c", program, str(source), str(only)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    answer = python("-S", "-c", program, str(source), str(only))
     assert answer.returncode == 0, answer.stderr
     assert all(path.startswith(str(source)) for path in answer.stdout.split())
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import configparser
 import os
 import re
-import subprocess
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import delaylevel
+from support.python import python
 
 ROOT = Path(delaylevel.__file__).parents[1]
 
@@ -48,15 +47,8 @@ def run(
     (project / "test_it.py").write_text(textwrap.dedent(program))
     variables = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     variables["PYTHONPATH"] = os.pathsep.join(map(str, path))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *arguments],
-        cwd=project,
-        env={**variables, **(environ or {})},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = "-m", "pytest", "-p", "no:cacheprovider", "-v", *arguments
+    done = python(*words, cwd=project, env={**variables, **(environ or {})})
     return done.stdout + done.stderr
 
 
