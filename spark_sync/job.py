@@ -255,8 +255,9 @@ def spark_session(
     else:
         # Spark starts the Python processes of the source on the driver's machine by the same name
         # as on executors. So the name must lead to this Python here, and to theirs there.
-        path = os.environ.get("PATH", _SYSTEM_PATH)
-        os.environ["PATH"] = f"{Path(sys.executable).parent}:{path}"
+        path, ours = os.environ.get("PATH", _SYSTEM_PATH), str(Path(sys.executable).parent)
+        if path.split(":")[0] != ours:
+            os.environ["PATH"] = f"{ours}:{path}"
         os.environ.setdefault("PYSPARK_PYTHON", "python{}.{}".format(*sys.version_info[:2]))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if connection.token is not None:

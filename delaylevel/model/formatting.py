@@ -96,10 +96,10 @@ def parse_delay(value: timedelta | str, name: str) -> timedelta:
     return value
 
 
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """Return the first names with commas, and the number of the others."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def listed(names: Sequence[str]) -> str:
+    """Return the first five names with commas, and the number of the others."""
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 def shell(word: object) -> str:

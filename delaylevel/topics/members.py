@@ -153,8 +153,8 @@ def refuse_unsafe(
     problems = tuple(map(str, rules.violations(facts)))
     if problems:
         raise UnsafeNamespaceError(
-            f"{description.topic} cannot be created in {description.name.namespace_path}, where "
-            "parked messages would not be safe, or could not be released (docs/operations.md):"
+            f"messages of {description.topic} would not be safe in "
+            f"{description.name.namespace_path}, or could not be released (docs/operations.md):"
             "\n  " + "\n  ".join(problems),
             problems=problems,
         )
