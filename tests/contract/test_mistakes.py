@@ -65,10 +65,10 @@ SEND: dict[str, list[Any]] = {
     "content": ["text", 5, [b"x"]],
     "properties": [
         *("x", "", [], 0, [("a", "b")]),
-        *({"a": 5}, {"a": ["b"]}, {"a": None}, {5: "a"}, {None: "a"}),
+        *({"a": 5}, {"a": ["b"]}, {"a": None}, {5: "a"}, {None: "a"}, {"a": "\ud800"}),
     ],
-    "partition_key": [5, 0, b"k", b"", ["k"]],
-    "ordering_key": [5, False, b"k"],
+    "partition_key": [5, 0, b"k", b"", ["k"], "\ud800"],
+    "ordering_key": [5, False, b"k", "\ud800"],
     "event_timestamp": ["x", "", 1.5, 0.0, -1, 1 << 70],
     "sequence_id": ["x", ""],
     "replication_clusters": ["x", "", ()],

@@ -109,7 +109,3 @@ def test_lines_of_a_page_end_at_120_columns(page: Path) -> None:
     # Tables and single words cannot be wrapped.
     long = [line for line in lines if len(line) > 120 and "|" not in line and " " in line.strip()]
     assert long == []
-
-
-def test_there_are_at_most_26_pages() -> None:
-    assert len(list((ROOT / "docs").glob("*.md"))) <= 26

@@ -202,26 +202,3 @@ def test_an_error_is_reported_and_the_step_tried_again(caplog: pytest.LogCapture
     scheduler.close()
     assert {record.getMessage() for record in caplog.records} == {"failing"}
     assert "ValueError: no disk" in caplog.text
-
-
-def test_a_task_that_changes_its_kind_misses_no_wake(scheduler: Scheduler) -> None:
-    at_once, wanted, done, most_at_once = 0, 0, 0, 0
-
-    def step() -> float:
-        nonlocal at_once, most_at_once, done
-        at_once += 1
-        most_at_once = max(at_once, most_at_once)
-        done = wanted
-        task.is_quick = not task.is_quick
-        at_once -= 1
-        return NEVER
-
-    task = scheduler.task(step, "changing")
-    for _ in range(2_000):
-        wanted += 1
-        task.wake()
-    deadline = time.monotonic() + TIMEOUT_S
-    while done < wanted:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert most_at_once == 1

@@ -37,14 +37,6 @@ def test_the_messages_of_a_pause_leave_evenly() -> None:
     assert spread.take(5, 0, 70_000) == (5, 70_000)
 
 
-def test_a_part_of_a_message_counts_for_the_next_release() -> None:
-    spread, left, last_ms, released = Spread(0, 10_000), 150, 0, 0
-    for now_ms in range(0, 10_000, 50):
-        count, last_ms = spread.take(left, last_ms, now_ms)
-        left, released = left - count, released + count
-        assert abs(released - 150 * now_ms / 10_000) < 2
-
-
 def test_the_time_of_the_next_release() -> None:
     spread = Spread(1_000, 8_000)
     assert spread.next_ms(4, 0) == 3_000

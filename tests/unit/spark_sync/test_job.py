@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -26,32 +25,22 @@ from delaylevel.spark_sync.steps import apply_steps
 from delaylevel.testing import MemoryPulsar
 
 
-class InvoicesFail:
-    """The admin interface of an in-memory Pulsar; the reading of one description fails."""
-
-    def __init__(self, admin: Any, failure: Exception | None) -> None:
-        self._admin, self._failure = admin, failure
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._admin, name)
-
-    def partitioned_metadata(self, topic: TopicName) -> Any:
-        if self._failure is not None and "invoices" in topic.local:
-            raise self._failure
-        return self._admin.partitioned_metadata(topic)
-
-
 def job_for_two(failure: Exception | None, monkeypatch: pytest.MonkeyPatch) -> SparkSyncJob:
     """Start a job for two level topics, and run it without a query."""
-
-    @contextlib.contextmanager
-    def connect(connection: Connection, **_: Any) -> Iterator[InvoicesFail]:
-        yield InvoicesFail(memory.admin, failure)
 
     memory = MemoryPulsar()
     for name in ("orders", "invoices"):
         memory.client().create_producer(name, enable_delay_level_topic=True).close()
-    monkeypatch.setattr(job_module.Admin, "from_connection", connect)
+    read = memory.admin.partitioned_metadata
+
+    def metadata(topic: TopicName) -> Any:
+        if failure is not None and "invoices" in topic.local:
+            raise failure
+        return read(topic)
+
+    monkeypatch.setattr(memory.admin, "partitioned_metadata", metadata)
+    answering = contextlib.nullcontext(memory.admin)
+    monkeypatch.setattr(job_module.Admin, "from_connection", lambda *_, **__: answering)
     monkeypatch.setattr(job_module, "enter_environment", lambda *args: None)
     monkeypatch.setattr(SparkSyncJob, "_run_query", lambda *args: None)
     settings = SyncSettings(("orders", "invoices"), checkpoint="unused", once=True)

@@ -20,12 +20,10 @@ from delaylevel.errors import (
     InvalidInputError,
     UnsafeNamespaceError,
 )
-from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.lifecycle import pause
-from delaylevel.topics.targets import keep
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 DAYS_AND_HOURS = [
@@ -98,23 +96,6 @@ def test_client_producer_consumer_and_reader_have_the_types_of_pulsar() -> None:
         consumer.receive()
 
 
-@pytest.mark.parametrize("final_window", FinalWindow)
-def test_delays_up_to_a_month_are_delivered_at_their_due_times(
-    memory: MemoryPulsar, final_window: FinalWindow
-) -> None:
-    producer = delayed(memory, partition_strategy=DAYS_AND_HOURS, final_window=final_window)
-    delays = [37 * MINUTE * number for number in range(1, 1160, 19)]
-    expected = [(str(delay).encode(), NOON + delay) for delay in delays]
-    for body, due in reversed(expected):
-        producer.send(body, deliver_at=due)
-    assert [(one.data, one.at) for one in memory.pending("orders")] == expected
-    report = memory.advance(30 * DAY)
-    assert report.latest_ms == 0
-    assert report.due == (len(delays) if final_window is FinalWindow.TRACKER else 0)
-    assert memory.pending("orders") == []
-    assert [(one.data, one.at) for one in memory.delivered("orders")] == expected
-
-
 @pytest.mark.parametrize("after", [3 * DAY, 10 * MINUTE])
 def test_a_cancelled_message_is_not_pending(memory: MemoryPulsar, after: timedelta) -> None:
     producer = delayed(memory, partition_strategy=DAYS_AND_HOURS)
@@ -163,7 +144,9 @@ def test_a_client_with_a_wrong_clock_does_not_delay_others(
         memory.clock.step(wrong)
         producer.send(body, deliver_at=due)
         memory.clock.step(-wrong)
-    memory.advance(4 * DAY)
+    assert [(one.data, one.at) for one in memory.pending("orders")] == expected
+    report = memory.advance(4 * DAY)
+    assert (report.due, report.latest_ms, memory.pending("orders")) == (6, 0, [])
     assert [(one.data, one.at) for one in memory.delivered("orders")] == expected
 
 
@@ -248,14 +231,3 @@ def test_what_is_due_for_a_deleted_target_arrives_after_the_next_subscription(
     again = memory.client().subscribe("orders", "app", ConsumerType.Shared)
     memory.advance(HOUR / 2)
     assert sorted(received(again)) == sorted(sent)
-
-
-def test_a_target_that_is_kept_without_subscriptions_gets_its_messages() -> None:
-    memory = MemoryPulsar(retention=False)
-    keep(memory.admin, ORDERS)
-    reader = memory.client().create_reader("orders", pulsar.MessageId.earliest)
-    delayed(memory).send(b"hello", deliver_after=2 * MINUTE, properties={"a": "b"})
-    memory.advance(3 * MINUTE)
-    message = reader.read_next(1)
-    assert (message.data(), message.properties()["a"]) == (b"hello", "b")
-    assert set(message.properties()) == {"a", env.DUE, env.ID, env.TARGET}
