@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -19,14 +18,13 @@ from support.page_reader import (
     reader,  # noqa: F401
     walk,
 )
+from support.page_steps import BEFORE
 from support.pages import FENCE, ROOT, Block
 
 
-@pytest.mark.parametrize(("title", "page", "whole"), list(pages_to_walk(of_the_first=True)))
-def test_page(
-    title: str, page: Sequence[Block], whole: bool, reader: Reader, expected: Any
-) -> None:
-    walk(reader, expected, title, page, whole)
+@pytest.mark.parametrize(("title", "page"), list(pages_to_walk(by_night=False)))
+def test_page(title: str, page: Sequence[Block], reader: Reader) -> None:
+    walk(reader, title, page, by_night=False)
 
 
 def test_only_listed_blocks_are_not_run() -> None:
@@ -44,13 +42,12 @@ def test_every_block_has_a_known_kind_and_known_options(name: str) -> None:
     assert not re.findall(r"\n\n    \S.*", FENCE.sub("", (ROOT / name).read_text(encoding="utf-8")))
 
 
-def test_expectations_name_existing_commands(expected: Any) -> None:
+def test_steps_are_done_before_existing_commands() -> None:
     typed: dict[str, set[str]] = {}
     for name, found in PAGES.items():
         for block in found:
             if block.runs and block.kind != "python":
                 lines = {bare(line) for line, _ in block.commands}
                 typed.setdefault(name, set()).update(lines)
-    for title, steps in expected.before.items():
+    for title, steps in BEFORE.items():
         assert set(steps) - {""} <= typed[title], title
-    assert set(expected.exits) <= set.union(*typed.values())

@@ -1,7 +1,7 @@
 """Every command and example in README.md and docs/, run page by page on a real broker.
 
 Each page has an empty ``public/default`` to itself, so nothing on it changes except the addresses
-and paths of examples (`Reader.words`). The preconditions of each page are in conftest.py.
+and paths of examples (`Reader.words`). The preconditions of each page are in page_steps.py.
 The info string of a fence has options for its block:
 
 ``no-run: reason``  the block cannot run in a test; `NOT_RUN` lists all of these
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import json
 import os
 import re
@@ -43,6 +42,7 @@ from delaylevel.broker.distribution import distribution_directory
 from delaylevel.broker.embedded import EmbeddedBroker, instances
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
+from support.page_steps import BEFORE, Step
 from support.pages import ROOT, Block, blocks, missing
 from support.world import eventually
 
@@ -70,17 +70,12 @@ EMPTY_S = 30.0
 # Admin addresses of brokers with a namespace that cannot be emptied.
 _SPOILT: set[str] = set()
 
-# These wait for the effect of a slow command, or are slow themselves.
-AS_A_WHOLE = {"docs/spark.md", "docs/security.md", "docs/functions.md"}
-
 NOT_RUN = {
     "docs/concepts.md": "the namespace stays for other pages",
     "docs/operations.md": "there is no such subscription",
     "docs/security.md": "the role of this page is no admin of the tenant",
     "docs/spark.md": "it downloads packages",
 }
-
-Step = str | Callable[["Reader"], None]
 
 #: The pages whose quick commands every run of the tests types; everything else is typed at night.
 FIRST = ("README.md", "docs/getting-started.md")
@@ -90,20 +85,15 @@ PAGES = {
 }
 
 
-def pages_to_walk(of_the_first: bool) -> Iterator[Any]:
-    """Yield pages; those with slow commands also as a whole."""
+def pages_to_walk(by_night: bool) -> Iterator[Any]:
+    """Yield the first pages, or those with something that only the night types."""
     for name, found in PAGES.items():
         mine = [block for block in found if block.runs]
-        is_first, whole = name in FIRST, name in AS_A_WHOLE
-        if not mine or (of_the_first and not is_first):
-            continue
         lines = [line for b in mine if b.kind != "python" for line, _ in b.commands]
-        slow = [line for line in lines if SLOW.match(line)]
-        if is_first is of_the_first and not whole and (not lines or len(slow) < len(lines)):
-            yield pytest.param(name, mine, False, id=name)
-        if not of_the_first and (whole or slow):
-            marks = pytest.mark.timeout(3000)
-            yield pytest.param(name, mine, True, id=f"{name}, all of it", marks=marks)
+        only_by_night = name not in FIRST or any(map(SLOW.match, lines))
+        if mine and (only_by_night if by_night else name in FIRST):
+            marks = pytest.mark.timeout(3000) if by_night else ()
+            yield pytest.param(name, mine, id=name, marks=marks)
 
 
 class Reader:
@@ -195,22 +185,18 @@ class Reader:
 
         eventually(done, line, PATIENCE_S)
 
-    def python(self, code: str, background: bool = False) -> str:
-        """Run a Python block of the page after those before it, and return its output."""
+    def python(self, code: str, background: bool = False) -> None:
+        """Run a Python block of the page after those before it."""
         file = re.match(r"# (\S+\.py)\n", code)
         code = self.translated(code)
-        compile(code, "the page", "exec")
         if file:
             path = self.folder / file[1]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(code, encoding="utf-8")
         if background:
             self._start([sys.executable, "-c", code], "python", "orders")
-            return ""
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
+        else:
             exec(compile(code, "the page", "exec"), self.names)
-        return printed.getvalue()
 
     def _start(self, words: Sequence[str], program: str, topic: str) -> None:
         log = self.folder / f"{program.replace('/', '+')}.log"
@@ -313,9 +299,8 @@ def reader(
     tmp_path: Path,
 ) -> Iterator[Reader]:
     """A reader of the page ``title``, with ``public/default`` of a broker to themselves."""
-    title, whole = request.node.callspec.params["title"], request.node.callspec.params["whole"]
     # A Function that is left behind would recreate its topics, so such a page has a private broker.
-    functions = whole and title == "docs/functions.md"
+    functions = request.node.callspec.params["title"] == "docs/functions.md"
     broker = None if functions else broker_with()
     if broker is None or not _empty(broker.connection):
         broker = private_broker(functions=functions)
@@ -354,25 +339,22 @@ def _checkout(folder: Path) -> None:
     (folder / ".venv/.installed").touch()
 
 
-def walk(reader: Reader, expected: Any, title: str, page: Sequence[Block], whole: bool) -> None:
-    """Type everything on a page, and compare what it shows."""
-    before = expected.before.get(title, {})
-    outputs = []
+def walk(reader: Reader, title: str, page: Sequence[Block], by_night: bool) -> None:
+    """Type everything on a page, by day only what is quick, and compare what it shows."""
+    before = BEFORE.get(title, {})
     reader.do(*before.get("", ()))
     for block in page:
         if "stopped" in block.options:
             reader.stop()
         if block.kind == "python":
-            outputs.append(reader.python(block.code, "background" in block.options))
+            reader.python(block.code, "background" in block.options)
             continue
         exits = re.search(r"exits-(\d)", block.options)
         for line, shown in block.commands:
-            name = bare(line)
-            if whole or not SLOW.match(line):
-                reader.do(*before.get(name, ()))
-                code = int(exits[1]) if exits else expected.exits.get(name, 0)
-                outputs.append(reader.type(line, code))
-                compare(map(reader.translated, shown), outputs[-1])
+            if by_night or not SLOW.match(line):
+                reader.do(*before.get(bare(line), ()))
+                output = reader.type(line, int(exits[1]) if exits else 0)
+                compare(map(reader.translated, shown), output)
     reader.stop()
 
 

@@ -1,7 +1,4 @@
-"""Preconditions of the documentation pages, and checks of their output.
-
-``expected``   `Expected`, by the name of a page
-"""
+"""Preconditions of the documentation pages, which `BEFORE` has by page and command."""
 
 from __future__ import annotations
 
@@ -10,9 +7,8 @@ import json
 import secrets
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import pytest
 import urllib3
 
 from delaylevel import DelayLevelClient, topics
@@ -29,19 +25,6 @@ from support.world import QUIET, quiet_client
 Step = str | Callable[[Any], None]  # a command line, or an action for the reader
 
 DAY_MS = 86_400_000
-
-
-class Expected(NamedTuple):
-    """Preconditions and expectations for pages that need them.
-
-    Attributes:
-        before: the steps to do before a command, by page and command (without its comment); the
-            command "" stands for the page.
-        exits: the exit codes of commands that do not exit with 0.
-    """
-
-    before: Mapping[str, Mapping[str, Sequence[Step]]]
-    exits: Mapping[str, int]
 
 
 def _deduplicated(reader: Any) -> None:
@@ -187,41 +170,31 @@ ACTED = (
     "delaylevel send orders 'renew' --after 3d --id renewal-4712"
 )
 
-EXPECTED = Expected(
-    before={
-        "docs/dispatcher.md": {
-            "": BRIEF,
-            "delaylevel dispatcher run orders --delivery effectively-once": (_deduplicated,),
-        },
-        "docs/consuming.md": {
-            "delaylevel dlq list orders --subscription billing": (_failed,),
-            (
-                "delaylevel dlq discard orders --subscription billing --reason 'only EUR' --count 1"
-            ): (_failed,),
-        },
-        "docs/functions.md": {
-            "delaylevel mover status orders": (_function_runs,),
-        },
-        "docs/http.md": {"": (_acting,)},
-        "docs/inspect.md": {"": PENDING},
-        "docs/lifecycle.md": {
-            "delaylevel levels set orders --on-missing-target dead-letter": CREATED,
-            "delaylevel levels expand orders --max-delay 60d --then hour:48h": WITH_HOURS,
-            "delaylevel levels drain orders": (_nothing, *PENDING),
-            "delaylevel levels delete orders": (_nothing, *BRIEF),
-            "delaylevel levels delete orders --discard 120": (UNBATCHED, _sent(120)),
-            "delaylevel dlq list orders": (*CREATED, _dead),
-        },
-        "docs/security.md": {"": (_secured,)},
-        "docs/spark.md": {"": (*BOTH, _closed_accounts, _cluster)},
+#: The steps to do before a command (without its comment), by page; "" stands for the whole page.
+BEFORE: Mapping[str, Mapping[str, Sequence[Step]]] = {
+    "docs/dispatcher.md": {
+        "": BRIEF,
+        "delaylevel dispatcher run orders --delivery effectively-once": (_deduplicated,),
     },
-    exits={
-        "delaylevel doctor orders": 1,  # no mover runs
+    "docs/consuming.md": {
+        "delaylevel dlq list orders --subscription billing": (_failed,),
+        "delaylevel dlq discard orders --subscription billing --reason 'only EUR' --count 1": (
+            _failed,
+        ),
     },
-)
-
-
-@pytest.fixture(scope="session")
-def expected() -> Expected:
-    """Preconditions and expectations, by page."""
-    return EXPECTED
+    "docs/functions.md": {
+        "delaylevel mover status orders": (_function_runs,),
+    },
+    "docs/http.md": {"": (_acting,)},
+    "docs/inspect.md": {"": PENDING},
+    "docs/lifecycle.md": {
+        "delaylevel levels set orders --on-missing-target dead-letter": CREATED,
+        "delaylevel levels expand orders --max-delay 60d --then hour:48h": WITH_HOURS,
+        "delaylevel levels drain orders": (_nothing, *PENDING),
+        "delaylevel levels delete orders": (_nothing, *BRIEF),
+        "delaylevel levels delete orders --discard 120": (UNBATCHED, _sent(120)),
+        "delaylevel dlq list orders": (*CREATED, _dead),
+    },
+    "docs/security.md": {"": (_secured,)},
+    "docs/spark.md": {"": (*BOTH, _closed_accounts, _cluster)},
+}
