@@ -12,7 +12,6 @@ from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.outcome import OUTCOME
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from examples.plain_producer import PlainProducer
-from support.background import Moving
 from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
@@ -43,7 +42,7 @@ def test_its_messages_are_delivered_and_one_is_cancelled(world: RealWorld) -> No
     producer.send(b"now", properties={"n": "now"})
     producer.send(b"moved", now_ms + 2000, message_id="moved", replaces="order 9", expires=2**46)
     producer.cancel("order 9", due_ms[b"9"], "k" * (due_ms[b"9"] % 2))
-    with Moving(world.mover(description)), world.serving(description):
+    with world.moving(description), world.serving(description):
         found = {}
         for _ in range(11):
             message = consumer.receive(20_000)

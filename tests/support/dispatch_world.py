@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
 
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.rest.http import Rest
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
@@ -27,7 +21,6 @@ from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import DeadLetter, dead_letters
 from delaylevel.topics.status import window_stats
-from support.background import Moving
 from support.world import RealWorld, quiet_client
 
 LEVELS = Levels(
@@ -86,6 +79,7 @@ class DispatchWorld:
     """One level topic with one window partition, and dispatchers in their own processes.
 
     Args:
+        cli_process: function that starts the program with arguments; the fixture of this name.
         targets: names of the business topics in the namespace. Each has the subscription ``keep``,
             so that the broker deletes nothing.
         values: further fields of the description.
@@ -94,17 +88,13 @@ class DispatchWorld:
     def __init__(
         self,
         world: RealWorld,
-        connection: Connection,
+        cli_process: Callable[..., Any],
         delivery: Delivery,
-        directory: Path,
-        stack: contextlib.ExitStack,
-        targets: tuple[str, ...],
+        *targets: str,
         **values: Any,
     ) -> None:
         self.world, self.delivery = world, delivery
-        self._connection, self._directory, self._stack = connection, directory, stack
-        self._rest = Rest(connection.admin_url)
-        stack.callback(self._rest.close)
+        self._cli_process = cli_process
         self.targets = tuple(world.topic(target) for target in targets)
         values = {"window_partitions": 1, "hold_pause_ms": HOLD_PAUSE_MS, **values}
         self.description: LevelTopicDescription = world.level_topic(
@@ -117,41 +107,24 @@ class DispatchWorld:
 
     # -- processes
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[str]:
         """Start a dispatcher, and wait until it owns the window."""
-        log = self._directory / f"dispatcher-{time.monotonic_ns()}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "delaylevel"),
-                    *("--service-url", self._connection.service_url),
-                    *("--admin-url", self._connection.admin_url),
-                    *("dispatcher", "run", self.description.topic),
-                    *("--delivery", self.delivery.value),
-                    *("--spill-dir", str(self._directory / "spill")),
-                ],
-                stdout=output,
-                stderr=output,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
-        self._stack.callback(self._end, process)
-        self.world.eventually(lambda: self._owned(process, log), "an owner of the window", 60)
-        return process
+        process = self._cli_process(
+            *("dispatcher", "run", self.description.topic, "--delivery", self.delivery.value)
+        )
 
-    def _owned(self, process: subprocess.Popen[bytes], log: Path) -> bool:
-        assert process.poll() is None, log.read_text()[-2_000:]
-        owners = window_stats(self.world.admin, self.description)
-        return any(each.owner and each.owner.name.endswith(f":{process.pid}") for each in owners)
+        def owned() -> bool:
+            assert process.poll() is None, process.log.read_text()[-2_000:]
+            owners = window_stats(self.world.admin, self.description)
+            mine = f":{process.pid}"
+            return any(each.owner and each.owner.name.endswith(mine) for each in owners)
 
-    @staticmethod
-    def _end(process: subprocess.Popen[bytes]) -> None:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-        process.wait()
+        self.world.eventually(owned, "an owner of the window", 60)
+        return process  # type: ignore[no-any-return]
 
     def return_held(self) -> None:
         """Run a mover from now on: it brings held messages back after their pause."""
-        self._stack.enter_context(Moving(self.world.mover(self.description), pause_s=0.1))
+        self.world.moving(self.description, pause_s=0.1)
 
     # -- messages
 
@@ -258,7 +231,7 @@ class DispatchWorld:
 
     def unthrottle(self, target: str) -> None:
         """Remove the limit of the publish rate."""
-        self._rest.delete(f"{TopicName.parse(target).rest_path}/publishRate")
+        self.world.rest.delete(f"{TopicName.parse(target).rest_path}/publishRate")
 
     def limit_size(self, target: str, size: int) -> None:
         """Make a target refuse messages above a size, in bytes."""
@@ -266,8 +239,8 @@ class DispatchWorld:
 
     def _set(self, target: str, policy: str, value: Any) -> None:
         path = f"{TopicName.parse(target).rest_path}/{policy}"
-        self._rest.post(path, value)
-        self.world.eventually(lambda: self._rest.get(path, applied="true") == value, policy)
+        self.world.rest.post(path, value)
+        self.world.eventually(lambda: self.world.rest.get(path, applied="true") == value, policy)
 
     def over_quota(self, target: str, policy: str = "producer_exception") -> None:
         """Put a target over its backlog quota, and wait until it refuses producers.
@@ -286,12 +259,12 @@ class DispatchWorld:
     def _set_quota(self, target: str, policy: str) -> None:
         quota = {"limit": 1, "limitSize": 1, "limitTime": -1, "policy": policy}
         path = f"{TopicName.parse(target).rest_path}/backlogQuota"
-        self._rest.post(path, quota, backlogQuotaType="destination_storage")
+        self.world.rest.post(path, quota, backlogQuotaType="destination_storage")
 
     def lift_quota(self, target: str) -> None:
         """Remove the backlog quota, and wait until the target accepts producers."""
         path = f"{TopicName.parse(target).rest_path}/backlogQuota"
-        self._rest.delete(path, backlogQuotaType="destination_storage")
+        self.world.rest.delete(path, backlogQuotaType="destination_storage")
         self.world.eventually(lambda: self._accepts(target), "a target within its quota", 30)
 
     def _accepts(self, target: str) -> bool:

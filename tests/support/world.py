@@ -21,13 +21,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pulsar
-import urllib3
 
 from delaylevel import DelayLevelClient, topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.rest.http import Rest, options_of
 from delaylevel.model.clock import Clock, SystemClock, duration_ms
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
@@ -37,7 +37,7 @@ from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing import MemoryPulsar
-from support.background import Serving
+from support.background import Moving, Serving
 from support.fakes import SkewedClock
 
 # Discards the client's log, because tests that break something cause expected errors.
@@ -306,6 +306,10 @@ class RealWorld(World):
         stack: the exit stack that closes everything at the end.
         namespace: the test's own namespace.
         client: a client for readers, consumers and movers; created on first use by default.
+
+    Attributes:
+        connection: the address of the broker.
+        rest: the admin interface as such, for policies that the port does not have.
     """
 
     early_ms = 1000
@@ -318,23 +322,25 @@ class RealWorld(World):
         namespace: str,
         client: pulsar.Client | None = None,
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._stack = stack
         self._client = client
         self.namespace = namespace
         self.admin = stack.enter_context(Admin.from_connection(connection))
+        self.rest = Rest(connection.admin_url, **options_of(connection))
+        stack.callback(self.rest.close)
         self.clock = SystemClock()
 
     @property
     def plain_client(self) -> pulsar.Client:
         """The client for readers, consumers and movers."""
         if self._client is None:
-            self._client = quiet_client(self._connection)
+            self._client = quiet_client(self.connection)
             self._stack.callback(self._client.shutdown)
         return self._client
 
     def client(self, clock: Clock | None = None) -> DelayLevelClient:
-        made = DelayLevelClient.from_connection(self._connection, logger=QUIET, clock=clock)
+        made = DelayLevelClient.from_connection(self.connection, logger=QUIET, clock=clock)
         self._stack.callback(made.shutdown)
         return made
 
@@ -358,9 +364,7 @@ class RealWorld(World):
 
     def set_policy(self, policy: str, value: Any) -> None:
         """Set a policy of the namespace, by its name in the admin interface."""
-        url = f"{self.admin.admin_url}/admin/v2/namespaces/{self.namespace}/{policy}"
-        answer = urllib3.request("POST", url, json=value)
-        assert answer.status == 204, answer.data
+        self.rest.post(f"namespaces/{self.namespace}/{policy}", value)
 
     def advance(self, delta: timedelta) -> ForwardReport:
         until_ms = self.clock.now_ms() + duration_ms(delta)
@@ -406,6 +410,10 @@ class RealWorld(World):
         return self._stack.enter_context(
             LocalMover(self.plain_client, self.admin, description, clock)
         )
+
+    def moving(self, description: LevelTopicDescription, pause_s: float = 0.02) -> Moving:
+        """Start a mover in this process: a context manager, stopped at the end anyway."""
+        return self._stack.enter_context(Moving(self.mover(description), pause_s))
 
     def serving(
         self, description: LevelTopicDescription, clock: Clock | None = None, **settings: Any

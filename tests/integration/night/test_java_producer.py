@@ -29,7 +29,6 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.outcome import OUTCOME, PAYLOAD, Receipt, cancellation
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics.lifecycle import expand
-from support.background import Moving
 from support.java_client import JavaSession, b64
 from support.world import RealWorld
 
@@ -75,7 +74,7 @@ def delivering(world: RealWorld) -> Delivering:
 
     @contextlib.contextmanager
     def run(description: LevelTopicDescription) -> Iterator[None]:
-        with Moving(world.mover(description)), world.serving(description):
+        with world.moving(description), world.serving(description):
             yield
 
     return run

@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.outcome import PAYLOAD, Outcome
@@ -30,15 +29,12 @@ NAMES = ids("m", 1_500)
 
 
 @pytest.fixture
-def race(world: RealWorld, connection: Connection, tmp_path: Path) -> Iterator[DispatchWorld]:
+def race(world: RealWorld, cli_process: Callable[..., Any]) -> DispatchWorld:
     """A level topic with two window partitions and a slow target."""
     world.deduplicate()
-    with contextlib.ExitStack() as stack:
-        made = DispatchWorld(
-            world, connection, EO, tmp_path, stack, ("orders",), window_partitions=2
-        )
-        made.throttle(made.target, 1)
-        yield made
+    made = DispatchWorld(world, cli_process, EO, "orders", window_partitions=2)
+    made.throttle(made.target, 1)
+    return made
 
 
 def owners(race: DispatchWorld) -> set[int]:

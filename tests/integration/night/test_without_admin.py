@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -106,18 +108,18 @@ def test_messages_arrive_without_the_admin_interface(
 
 @pytest.mark.timeout(240)
 def test_a_takeover_does_not_wait_long_for_an_address_that_hangs(
-    world: RealWorld, connection: Connection, web: Proxy, tmp_path: Path
+    world: RealWorld,
+    connection: Connection,
+    web: Proxy,
+    cli_process: Callable[..., Any],
+    environment: dict[str, str],
 ) -> None:
     both = f"http://127.0.0.1:{web.port},{urlsplit(str(connection.admin_url)).netloc}"
-    proxied = connection.model_copy(update={"admin_url": both})
-    with contextlib.ExitStack() as stack:
-        setting = DispatchWorld(
-            world, proxied, ALO, tmp_path, stack, ("orders",), window_partitions=2
-        )
-        processes = [setting.start(), setting.start()]
-        arrivals = Arrivals(connection, setting.target)
-        stack.callback(arrivals.close)
-        names = ids("m", 100)
+    proxied = partial(cli_process, env={**environment, "DELAYLEVEL_ADMIN_URL": both})
+    setting = DispatchWorld(world, proxied, ALO, "orders", window_partitions=2)
+    processes = [setting.start(), setting.start()]
+    names = ids("m", 100)
+    with contextlib.closing(Arrivals(connection, setting.target)) as arrivals:
         setting.publish(setting.target, at(now_ms() + 3_000, names, step_ms=100))
         world.eventually(lambda: len(arrivals.copies) > 10, "the first messages")
         web.hold()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,14 +33,9 @@ def no_retention(world: RealWorld) -> None:
 
 
 @pytest.fixture
-def make(world: RealWorld, connection: Any, tmp_path: Path) -> Iterator[MakeDispatch]:
+def make(world: RealWorld, cli_process: Callable[..., Any]) -> MakeDispatch:
     """``make(delivery, "orders", "bad", **description)``: a level topic with these targets."""
-    with contextlib.ExitStack() as stack:
-
-        def made(delivery: Delivery, *targets: str, **values: Any) -> DispatchWorld:
-            return DispatchWorld(world, connection, delivery, tmp_path, stack, targets, **values)
-
-        yield made
+    return partial(DispatchWorld, world, cli_process)
 
 
 @pytest.fixture
