@@ -9,7 +9,6 @@ import importlib.util
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -51,7 +50,7 @@ class Outcome:
 
 
 def main() -> int:
-    """Run the suite in the chosen modes, and print the counts and the new failures."""
+    """Run the suite in all modes, and print the counts and the new failures."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     # A shell starts background jobs with SIGINT ignored, and children would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -59,19 +58,15 @@ def main() -> int:
     logging.getLogger("delaylevel.broker.conf").setLevel(logging.ERROR)
     parser = argparse.ArgumentParser(prog="python -m official_suite", description=__doc__)
     parser.add_argument("checkout", type=Path, help="checkout of apache/pulsar-client-python")
-    text = "mode to run after the baseline; all if none"
-    parser.add_argument("--mode", action="append", choices=MODES, help=text)
-    parser.add_argument("--select", metavar="EXPRESSION", help="tests to run, as for pytest -k")
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="folder for the tests' output")
-    chosen = parser.parse_args()
-    _check(chosen.checkout)
+    checkout = parser.parse_args().checkout
+    _check(checkout)
     found: dict[str, list[Outcome]] = {}
-    for mode in dict.fromkeys([BASELINE, *(chosen.mode or MODES)]):
-        found[mode] = run_mode(mode, chosen.checkout, chosen.select, chosen.logs)
+    for mode in MODES:
+        found[mode] = run_mode(mode, checkout)
         bad = [each for each in found[mode] if each.result not in GOOD]
         for each in bad if mode == BASELINE else worse(found[mode], found[BASELINE]):
             print(f"  {mode}: {each.test} ({each.result}): {each.reason.splitlines()[:1]}")
-    print("\n".join(table(found, BASELINE)))
+    print("\n".join(table(found)))
     return int(any(worse(outcomes, found[BASELINE]) for outcomes in found.values()))
 
 
@@ -88,7 +83,7 @@ def _check(checkout: Path) -> None:
             sys.exit(f"the suite imports {module}: install it in this environment")
 
 
-def run_mode(mode: str, checkout: Path, select: str | None, logs: Path | None) -> list[Outcome]:
+def run_mode(mode: str, checkout: Path) -> list[Outcome]:
     """Run the tests in one mode with a new broker, and those that fail once more."""
     with tempfile.TemporaryDirectory(prefix="official-suite-") as name:
         tests = Path(name) / "tests"
@@ -104,20 +99,13 @@ def run_mode(mode: str, checkout: Path, select: str | None, logs: Path | None) -
             for path in tests.glob("*.py"):
                 path.write_text(with_ports(path.read_text("utf-8"), broker.ports), encoding="utf-8")
             (tests / ".test-token.txt").write_text(broker.principal, encoding="utf-8")
-            try:
-                first = _run_files(mode, tests, broker, FILES, select)
-                again = [each.test for each in first if each.result not in GOOD]
-                last = {each.test: each for each in _run_files(mode, tests, broker, again)}
-            finally:
-                if logs is not None:
-                    logs.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(tests / _LOG, logs / f"{mode}.log")
+            first = _run_files(mode, tests, broker, FILES)
+            again = [each.test for each in first if each.result not in GOOD]
+            last = {each.test: each for each in _run_files(mode, tests, broker, again)}
         return [last.get(each.test, each) for each in first]
 
 
-def _run_files(
-    mode: str, tests: Path, broker: SuiteBroker, chosen: Sequence[str], select: str | None = None
-) -> list[Outcome]:
+def _run_files(mode: str, tests: Path, broker: SuiteBroker, chosen: Sequence[str]) -> list[Outcome]:
     """Run tests with a process for each file, and another one for those after a hung test.
 
     The client keeps the loggers of one file for the whole process, and may then hang in another.
@@ -132,7 +120,7 @@ def _run_files(
     }
     # The time limit of pytest-timeout is a thread, which some tests would count.
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:timeout"]
-    command += ["-p", "official_suite.plugin", *(["-k", select] if select else [])]
+    command += ["-p", "official_suite.plugin"]
     found: list[Outcome] = []
     for file in dict.fromkeys(test.partition("::")[0] for test in chosen):
         group = [test for test in chosen if test.partition("::")[0] == file]
@@ -193,17 +181,15 @@ def worse(mode: Iterable[Outcome], baseline: Iterable[Outcome]) -> list[Outcome]
     return [each for each in mode if each.result != "passed" and each.test in passed]
 
 
-def table(modes: Mapping[str, Sequence[Outcome]], baseline: str) -> list[str]:
-    """Return the lines of the table of counts, by mode and by kind of client."""
+def table(modes: Mapping[str, Sequence[Outcome]]) -> list[str]:
+    """Return the lines of the table of counts, by mode."""
     columns = ("passed", "skipped", "failed", "hung")
-    rows: list[tuple[str, ...]] = [("MODE", "CLIENT", "TESTS", *map(str.upper, columns), "NEW")]
+    rows: list[tuple[str, ...]] = [("MODE", "TESTS", *map(str.upper, columns), "NEW")]
     for mode, outcomes in modes.items():
-        for kind in ("sync", "asyncio"):
-            chosen = [e for e in outcomes if e.test.startswith("asyncio_test") == (kind != "sync")]
-            results = [each.result for each in chosen]
-            new = "" if mode == baseline else str(len(worse(chosen, modes[baseline])))
-            counts = (str(results.count(each)) for each in columns)
-            rows.append((mode, kind, str(len(chosen)), *counts, new))
+        results = [each.result for each in outcomes]
+        counts = (str(results.count(each)) for each in columns)
+        new = len(worse(outcomes, modes[BASELINE]))
+        rows.append((mode, str(len(results)), *counts, str(new)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 

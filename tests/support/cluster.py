@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import subprocess
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import urllib3
 
 from delaylevel.broker.conf import environment
@@ -87,7 +87,6 @@ class Node:
     Attributes:
         service_url, admin_url: addresses of a broker.
         log_file: the output of the process since its first start.
-        suspended: True after `suspend`, until `resume`.
     """
 
     def __init__(
@@ -98,20 +97,30 @@ class Node:
         self.service_url = f"pulsar://127.0.0.1:{ports[0]}"
         self.admin_url = f"http://127.0.0.1:{ports[-1]}"
         self.log_file = directory / "node.log"
-        self.suspended = False
         self._directory, self._command, self._environ = directory, command, environ
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: psutil.Popen | None = None
 
     @property
     def running(self) -> bool:
         """True if the process exists; a suspended one does."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def suspended(self) -> bool:
+        """True after `suspend`, until `resume`."""
+        return self.running and self.process.status() == psutil.STATUS_STOPPED
+
+    @property
+    def process(self) -> psutil.Popen:
+        """The process, which must run."""
+        assert self.running, f"{self.name} is not running"
+        return self._process
+
     def start(self) -> None:
         """Start the process; it ends with this one."""
         assert not self.running, f"{self.name} is running"
         with self.log_file.open("ab") as output:
-            self._process = subprocess.Popen(
+            self._process = psutil.Popen(
                 self._command,
                 env=dict(self._environ),
                 cwd=self._directory,
@@ -124,35 +133,27 @@ class Node:
 
     def kill(self) -> None:
         """Kill the process, as a crash does."""
-        self._end(signal.SIGKILL, 10)
+        process = self.process
+        process.kill()
+        process.wait(10)
 
     def stop(self) -> None:
         """Stop the process in the regular way, and wait for its end."""
-        self._end(signal.SIGTERM, _STOP_S)
-
-    def _end(self, number: signal.Signals, seconds: float) -> None:
-        self._signal(number).wait(seconds)
-        self.suspended = False
+        process = self.process
+        process.terminate()
+        process.wait(_STOP_S)
 
     def suspend(self) -> None:
         """Suspend the process: its connections stay open, and nothing answers."""
-        self._signal(signal.SIGSTOP)
-        self.suspended = True
+        self.process.suspend()
 
     def resume(self) -> None:
         """Let a suspended process go on."""
-        self._signal(signal.SIGCONT)
-        self.suspended = False
+        self.process.resume()
 
     def log_end(self) -> str:
         """Return the last lines of the log."""
         return "\n".join(self.log_file.read_text("utf-8", "replace").splitlines()[-15:])
-
-    def _signal(self, number: signal.Signals) -> subprocess.Popen[bytes]:
-        assert self._process is not None
-        assert self.running, f"{self.name} is not running"
-        self._process.send_signal(number)
-        return self._process
 
 
 class Cluster:

@@ -7,25 +7,19 @@ the parts behind it, whatever becomes of its producer.
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pulsar
 
-from delaylevel import DelayLevelClient, topics, wrap
+from delaylevel import topics, wrap
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.port import TopicPolicies
-from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
@@ -33,7 +27,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import status
-from support.world import QUIET, eventually
+from support.world import QUIET, RealWorld, eventually
 
 now_ms = SystemClock().now_ms
 
@@ -146,11 +140,11 @@ class Arrivals:
 
 
 class ClusterLoad:
-    """A producer, the processes and consumers of level topics on a cluster.
+    """A producer, the process and the consumers of level topics on a cluster.
 
     Args:
-        connection: the addresses that all parts use.
-        directory: folder for logs and spill files.
+        world: a namespace of the cluster, with the addresses that all parts use.
+        cli_process: function that starts the program with arguments; the fixture of this name.
         seconds: time over which the messages become due.
         described: the level topics; their targets are created unless they exist.
 
@@ -162,16 +156,15 @@ class ClusterLoad:
 
     def __init__(
         self,
-        connection: Connection,
-        directory: Path,
+        world: RealWorld,
+        cli_process: Callable[..., Any],
         seconds: float,
         described: Sequence[LevelTopicDescription],
         delivery: Delivery = Delivery.AT_LEAST_ONCE,
     ) -> None:
-        self._connection, self._directory = connection, directory
+        self._world, self._cli_process = world, cli_process
         self._described, self._delivery = described, delivery
         self._stop = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
         self._threads: list[threading.Thread] = []
         self._count = int(seconds * 1000 / _STEP_MS)
         self._arrivals: dict[str, Arrivals] = {}
@@ -180,13 +173,13 @@ class ClusterLoad:
     # -- the parts
 
     def __enter__(self) -> ClusterLoad:
-        self.client = DelayLevelClient.from_connection(self._connection, logger=QUIET)
-        self.admin = Admin.from_connection(self._connection)
+        self._client = self._world.client()
         for described in self._described:
             for target in described.targets:
                 self._prepare(target)
-            topics.create(self.admin, described)
-        self._run()
+            topics.create(self._world.admin, described)
+        names = (each.topic for each in self._described)
+        self._process = self._cli_process("run", *names, "--delivery", self._delivery.value)
         self._produce([_PROBE] * KEYS, lambda _: now_ms() + 8_000)
         for part, arrivals in self._arrivals.items():
             # On a busy machine they start slowly.
@@ -205,57 +198,28 @@ class ClusterLoad:
             thread.join()
         for arrivals in self._arrivals.values():
             arrivals.thread.join(20)
-        self.kill()
-        self.client.shutdown()
-        self.admin.close()
+        self._process.kill()
 
     def _prepare(self, target: str) -> None:
-        self.client.create_producer(target).close()
-        name = TopicName.parse(target)
-        self.admin.create_subscription(name, "keep")
+        self._client.create_producer(target).close()
+        self._world.admin.create_subscription(TopicName.parse(target), "keep")
         if self._delivery is Delivery.EFFECTIVELY_ONCE:
-            self.admin.set_topic_policies(name, TopicPolicies(deduplication=True))
-        for part in map(TopicName.parse, self.client.get_topic_partitions(target)):
-            deduplicates = partial(
-                lambda part: self.admin.partition_stats(part).deduplication, part
-            )
-            if self._delivery is Delivery.EFFECTIVELY_ONCE:
-                eventually(deduplicates, "deduplication")
-            self._arrivals[part.local] = Arrivals(self._connection, part.full, self._stop)
-
-    def _run(self) -> None:
-        """Start the mover and the dispatcher, in one process."""
-        command = [sys.executable, "-m", "delaylevel", "--service-url"]
-        command += [self._connection.service_url, "--admin-url", self._connection.admin_url]
-        command += ["run", *(each.topic for each in self._described)]
-        command += ["--delivery", self._delivery.value]
-        command += ["--spill-dir", str(self._directory / "spill")]
-        with (self._directory / "run.log").open("wb") as output:
-            environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
-            self._process = subprocess.Popen(command, stdout=output, stderr=output, env=environ)
-
-    def kill(self) -> None:
-        """Kill the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def producer(self, described: LevelTopicDescription, target: str) -> Any:
-        """Open a producer of delayed messages."""
-        return self.client.create_producer(
-            target,
-            enable_delay_level_topic=True,
-            delay_level_topic=described.topic,
-            batching_enabled=False,
-            block_if_queue_full=True,
-        )
+            self._world.deduplicate_topic(target)
+        for part in map(TopicName.parse, self._client.get_topic_partitions(target)):
+            self._arrivals[part.local] = Arrivals(self._world.connection, part.full, self._stop)
 
     def _produce(self, bodies: Sequence[bytes], due_ms: Callable[[int], int]) -> None:
         """Store messages for all targets, each with its due time."""
         for described in self._described:
             for target in described.targets:
                 failures: list[Any] = []
-                producer = self.producer(described, target)
+                producer = self._client.create_producer(
+                    target,
+                    enable_delay_level_topic=True,
+                    delay_level_topic=described.topic,
+                    batching_enabled=False,
+                    block_if_queue_full=True,
+                )
                 for number, body in enumerate(bodies):
                     producer.send_async(
                         body,
@@ -272,11 +236,10 @@ class ClusterLoad:
     def _publish(self) -> None:
         """Send messages that are never due here, one every 50 ms."""
         described = self._described[0]
-        plain = self.client.create_producer(described.targets[0])
         producer = wrap(
-            plain,
-            self.client,
-            admin=self.admin,
+            self._client.create_producer(described.targets[0]),
+            self._client,
+            admin=self._world.admin,
             delay_level_topic=described.topic,
             plain_producer=True,
             block_if_queue_full=True,
@@ -293,9 +256,10 @@ class ClusterLoad:
 
     def _administer(self) -> None:
         """Do what commands do, every 200 ms."""
+        admin = self._world.admin
         while not self._stop.wait(0.2):
             with contextlib.suppress(BrokerError):
-                status(self.admin, topics.describe(self.admin, self._described[-1].topic), 0)
+                status(admin, topics.describe(admin, self._described[-1].topic), 0)
                 self.administration.succeeded()
 
     # -- the fault
@@ -332,17 +296,6 @@ class ClusterLoad:
         """Number of messages that have not arrived."""
         arrived = sum(len(each.copies) for each in self._arrivals.values())
         return self._count * sum(len(each.targets) for each in self._described) - arrived
-
-
-@contextlib.contextmanager
-def load_on(*arguments: Any, **options: Any) -> Iterator[ClusterLoad]:
-    """Yield a running `ClusterLoad`; the arguments are its own."""
-    load = ClusterLoad(*arguments, **options)
-    try:
-        with load:
-            yield load
-    finally:
-        load.kill()  # also if it could not be entered
 
 
 def two_level_topics(namespace: str) -> list[LevelTopicDescription]:

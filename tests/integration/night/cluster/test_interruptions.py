@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.cluster import SESSION_MS, Cluster
-from support.cluster_load import load_on, two_level_topics
+from support.cluster_load import ClusterLoad, two_level_topics
+from support.world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
@@ -69,10 +70,13 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_fault_interrupts_each_part_only_for_a_while(
-    cluster: Cluster, namespace: str, tmp_path: Path, fault: Callable[[Cluster], None]
+    cluster: Cluster,
+    world: RealWorld,
+    cli_process: Callable[..., Any],
+    fault: Callable[[Cluster], None],
 ) -> None:
-    described = two_level_topics(namespace)
-    with load_on(cluster.connection, tmp_path, SECONDS, described) as load:
+    described = two_level_topics(world.namespace)
+    with ClusterLoad(world, cli_process, SECONDS, described) as load:
         released, moved = found = [*load.measure(lambda: fault(cluster), cluster.recover).values()]
         lost, gaps = load.lost, (load.publishing.longest_s, load.administration.longest_s)
     longest_s = gaps[0], moved.worst_s, released.worst_s, gaps[1]

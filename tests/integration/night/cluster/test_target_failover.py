@@ -6,16 +6,17 @@ With the default session of Pulsar. ``-s`` prints the effect on each topic.
 from __future__ import annotations
 
 import uuid
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from support.cluster import SESSION_MS, Cluster
-from support.cluster_load import WINDOW_ONLY, load_on
+from support.cluster_load import WINDOW_ONLY, ClusterLoad
+from support.world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 
@@ -25,7 +26,7 @@ MOST_S = SESSION_MS / 1000 + 20
 ON_TIME_S = 5.0
 
 
-def described(cluster: Cluster) -> LevelTopicDescription:
+def described(cluster: Cluster, world: RealWorld) -> LevelTopicDescription:
     """Return a level topic at the second broker, of which only one target is there, too.
 
     ``near`` is at this broker, ``away`` at the first one, and ``split`` has a partition at each of
@@ -43,8 +44,7 @@ def described(cluster: Cluster) -> LevelTopicDescription:
         bundles = [cluster.bundle(f"{split}-partition-{index}") for index in range(2)]
         if len(set(bundles)) == 2:
             break
-    with Admin.from_connection(cluster.connection) as admin:
-        admin.create_partitioned(TopicName.parse(split), 2)
+    world.admin.create_partitioned(TopicName.parse(split), 2)
     for bundle, broker in zip(bundles, cluster.broker_nodes, strict=True):
         cluster.place_bundle(both, bundle, broker)
     targets = f"persistent://{home}/near", f"persistent://{away}/away", split
@@ -55,13 +55,13 @@ def described(cluster: Cluster) -> LevelTopicDescription:
 
 @pytest.mark.parametrize("delivery", list(Delivery))
 def test_messages_wait_for_the_broker_that_takes_over_and_delay_no_other_target(
-    cluster: Cluster, tmp_path: Path, delivery: Delivery
+    cluster: Cluster, world: RealWorld, cli_process: Callable[..., Any], delivery: Delivery
 ) -> None:
     """They are not held: they would come later, and not in their order."""
-    level_topic = described(cluster)
-    with load_on(cluster.connection, tmp_path, SECONDS, [level_topic], delivery) as load:
+    level_topic = described(cluster, world)
+    with ClusterLoad(world, cli_process, SECONDS, [level_topic], delivery) as load:
         found = load.measure(cluster.broker_nodes[0].kill, cluster.recover)
-        held = sum(load.admin.messages_in(level_topic.held_topic).values())
+        held = sum(world.admin.messages_in(level_topic.held_topic).values())
         lost = load.lost
     for part, effect in found.items():
         print(f"\n{delivery.value}, {part}: {effect.worst_s:.1f} s late, {effect.copies} copies")
