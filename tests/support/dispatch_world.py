@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDe
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import DeadLetter, dead_letters
-from delaylevel.topics.status import window_stats
+from support.run import Owners
 from support.world import RealWorld, quiet_client
 
 LEVELS = Levels(
@@ -115,12 +115,14 @@ class DispatchWorld:
 
         def owned() -> bool:
             assert process.poll() is None, process.log.read_text()[-2_000:]
-            owners = window_stats(self.world.admin, self.description)
-            mine = f":{process.pid}"
-            return any(each.owner and each.owner.name.endswith(mine) for each in owners)
+            return process.pid in self.owners()
 
         self.world.eventually(owned, "an owner of the window", 60)
         return process  # type: ignore[no-any-return]
+
+    def owners(self) -> set[int]:
+        """Return the processes that own window partitions; 0 for partitions without one."""
+        return Owners(self.world, self.description).window()
 
     def return_held(self) -> None:
         """Run a mover from now on: it brings held messages back after their pause."""
@@ -146,26 +148,17 @@ class DispatchWorld:
 
     def publish_body(
         self, target: str, message_id: str, due_ms: int, body: bytes, **options: Any
-    ) -> None:
-        """Publish one message to the window, with a producer of these options."""
+    ) -> bytes:
+        """Publish as much of a body as the client stores in one message; return the payload.
+
+        Further options are those of the producer. The name of the dispatcher's producer contains
+        that of the level topic. If that name is long, its client refuses the largest message.
+        """
         producer = self.world.plain_client.create_producer(
             self.window, batching_enabled=False, **options
         )
         properties = {env.DUE: str(due_ms), env.TARGET: target, env.ID: message_id}
-        producer.send(body, properties=properties)
-        producer.close()
-
-    def publish_largest(self, target: str, message_id: str, due_ms: int, body: bytes) -> bytes:
-        """Publish as much of a body as the client stores in one message; return the payload.
-
-        The name of the dispatcher's producer contains that of the level topic. If that name is
-        long, the client of the dispatcher refuses the message.
-        """
-        producer = self.world.plain_client.create_producer(
-            self.window, producer_name="w", batching_enabled=False
-        )
-        properties = {env.DUE: str(due_ms), env.TARGET: target, env.ID: message_id}
-        for size in range(MAX_MESSAGE_BYTES, 0, -16):
+        for size in range(len(body), 0, -16):
             with contextlib.suppress(pulsar.MessageTooBig):
                 producer.send(body[:size], properties=properties)
                 break
@@ -242,24 +235,17 @@ class DispatchWorld:
         self.world.rest.post(path, value)
         self.world.eventually(lambda: self.world.rest.get(path, applied="true") == value, policy)
 
-    def over_quota(self, target: str, policy: str = "producer_exception") -> None:
-        """Put a target over its backlog quota, and wait until it refuses producers.
-
-        Args:
-            policy: ``producer_exception`` or ``producer_request_hold``.
-        """
+    def over_quota(self, target: str) -> None:
+        """Put a target over its backlog quota, and wait until it lets producers wait."""
         stats = self.world.admin.partition_stats(TopicName.parse(target))
         if not stats.subscriptions["keep"].backlog_entries:
             producer = self.world.plain_client.create_producer(target)
             producer.send(b"only a backlog exceeds a quota")
             producer.close()
-        self._set_quota(target, policy)
-        self.world.eventually(lambda: not self._accepts(target), "a target over its quota", 30)
-
-    def _set_quota(self, target: str, policy: str) -> None:
-        quota = {"limit": 1, "limitSize": 1, "limitTime": -1, "policy": policy}
+        quota = {"limit": 1, "limitSize": 1, "limitTime": -1, "policy": "producer_request_hold"}
         path = f"{TopicName.parse(target).rest_path}/backlogQuota"
         self.world.rest.post(path, quota, backlogQuotaType="destination_storage")
+        self.world.eventually(lambda: not self._accepts(target), "a target over its quota", 30)
 
     def lift_quota(self, target: str) -> None:
         """Remove the backlog quota, and wait until the target accepts producers."""
@@ -273,17 +259,6 @@ class DispatchWorld:
         except pulsar.PulsarException:
             return False
         return True
-
-    @contextlib.contextmanager
-    def exclusive(self, target: str) -> Iterator[None]:
-        """Hold a target with an Exclusive producer."""
-        producer = self.world.plain_client.create_producer(
-            target, access_mode=pulsar.ProducerAccessMode.Exclusive
-        )
-        try:
-            yield
-        finally:
-            producer.close()
 
 
 class Pair:

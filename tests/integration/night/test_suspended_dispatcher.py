@@ -7,7 +7,6 @@ producer then. The broker takes them if no higher sequence ID came.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections import defaultdict
 from collections.abc import Callable
@@ -15,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.outcome import PAYLOAD, Outcome
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.status import window_stats
 from support.dispatch_world import EO, DispatchWorld, at, ids, now_ms
 from support.world import RealWorld
 
@@ -35,14 +32,6 @@ def race(world: RealWorld, cli_process: Callable[..., Any]) -> DispatchWorld:
     made = DispatchWorld(world, cli_process, EO, "orders", window_partitions=2)
     made.throttle(made.target, 1)
     return made
-
-
-def owners(race: DispatchWorld) -> set[int]:
-    """Return the processes that own window partitions; 0 for partitions without one."""
-    with contextlib.suppress(BrokerError):
-        found = window_stats(race.world.admin, race.description)
-        return {int(each.owner.name.rpartition(":")[2]) if each.owner else 0 for each in found}
-    return set()
 
 
 def send(race: DispatchWorld, due_ms: dict[str, int], cancels: bool = False) -> None:
@@ -66,7 +55,7 @@ def send(race: DispatchWorld, due_ms: dict[str, int], cancels: bool = False) -> 
 
 def test_what_was_cancelled_is_not_released(race: DispatchWorld, world: RealWorld) -> None:
     first = race.start()
-    world.eventually(lambda: owners(race) == {first.pid}, "both partitions")
+    world.eventually(lambda: race.owners() == {first.pid}, "both partitions")
     # What is due 5 s after the first record is never cancelled.
     due = at(now_ms() + 7_000, NAMES)
     send(race, due)
@@ -74,7 +63,7 @@ def test_what_was_cancelled_is_not_released(race: DispatchWorld, world: RealWorl
     first.send_signal(signal.SIGSTOP)
     send(race, due, cancels=True)
     second = race.start()
-    world.eventually(lambda: owners(race) == {second.pid}, "a takeover")
+    world.eventually(lambda: race.owners() == {second.pid}, "a takeover")
     race.unthrottle(race.target)
     outcomes: dict[str, set[str]] = defaultdict(set)
 
@@ -89,7 +78,7 @@ def test_what_was_cancelled_is_not_released(race: DispatchWorld, world: RealWorl
     stats = world.admin.partition_stats
     world.eventually(lambda: not stats(name).publishers, "no producer of the target")
     first.send_signal(signal.SIGCONT)
-    world.eventually(lambda: first.pid in owners(race), "a share of the first one")
+    world.eventually(lambda: first.pid in race.owners(), "a share of the first one")
     released = race.stored(race.target)
     assert decided()
     assert max(released.values()) == 1

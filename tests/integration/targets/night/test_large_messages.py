@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pulsar
 import pytest
@@ -27,10 +28,20 @@ from support.world import RealWorld
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
 SMALL, OTHERS = ids("small", 10), ids("other", 10)
+BODIES = {
+    "of the target": b"x" * 20_000,
+    "of the producer": random.Random(5).randbytes(MAX_MESSAGE_BYTES),
+    "without compression": bytes(6 << 20),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "of the target": {},
+    "of the producer": {"producer_name": "w"},
+    "without compression": {"compression_type": pulsar.CompressionType.LZ4},
+}
 
 
 @BOTH
-@pytest.mark.parametrize("limit", ["of the target", "of the producer", "without compression"])
+@pytest.mark.parametrize("limit", BODIES)
 def test_a_message_that_is_too_large_for_its_target_blocks_no_other(
     pair: MakePair, world: RealWorld, limit: str, delivery: Delivery
 ) -> None:
@@ -46,16 +57,7 @@ def test_a_message_that_is_too_large_for_its_target_blocks_no_other(
     due_ms = now_ms() + 5_000
     setting.publish(both.good, at(due_ms, OTHERS[:5]))
     setting.publish(both.bad, at(due_ms, SMALL[:5]))
-    if limit == "of the producer":
-        noise = random.Random(5).randbytes(MAX_MESSAGE_BYTES)
-        body = setting.publish_largest(both.bad, "large", due_ms, noise)
-    elif limit == "of the target":
-        setting.publish_body(both.bad, "large", due_ms, body := b"x" * 20_000)
-    else:
-        lz4 = pulsar.CompressionType.LZ4
-        setting.publish_body(
-            both.bad, "large", due_ms, body := bytes(6 << 20), compression_type=lz4
-        )
+    body = setting.publish_body(both.bad, "large", due_ms, BODIES[limit], **OPTIONS[limit])
     setting.publish(both.bad, at(due_ms, SMALL[5:]))
     setting.publish(both.good, at(due_ms + 500, OTHERS[5:]))
 

@@ -37,7 +37,7 @@ def test_a_hanging_target_delays_no_other(pair: MakePair) -> None:
     both.setting.start()
     both.open_bad()
     both.publish_to_both()
-    both.setting.over_quota(both.bad, "producer_request_hold")
+    both.setting.over_quota(both.bad)
     both.setting.return_held()
     both.check_that_the_good_one_is_on_time()
     both.setting.lift_quota(both.bad)
@@ -45,25 +45,17 @@ def test_a_hanging_target_delays_no_other(pair: MakePair) -> None:
 
 
 @BOTH
-def test_a_target_held_by_an_exclusive_producer_delays_no_other(pair: MakePair) -> None:
-    both = pair()
+@pytest.mark.parametrize("opened", [False, True], ids=["closed", "open"])
+def test_a_target_of_an_exclusive_producer_delays_no_other(pair: MakePair, opened: bool) -> None:
+    """It may take the target from a dispatcher that has opened it."""
+    both, modes = pair(), pulsar.ProducerAccessMode
     both.setting.start()
-    with both.setting.exclusive(both.bad):
-        both.publish_to_both()
-        both.setting.return_held()
-        both.check_that_the_good_one_is_on_time()
-    both.check_that_all_arrive(SLOW)
-
-
-@BOTH
-def test_a_target_taken_by_an_exclusive_producer_delays_no_other(pair: MakePair) -> None:
-    both = pair()
-    both.setting.start()
-    both.open_bad()
-    both.publish_to_both()
-    mode = pulsar.ProducerAccessMode.ExclusiveWithFencing
+    if opened:
+        both.open_bad()
+    mode = modes.ExclusiveWithFencing if opened else modes.Exclusive
     taker = both.setting.world.plain_client.create_producer(both.bad, access_mode=mode)
+    both.publish_to_both()
     both.setting.return_held()
     both.check_that_the_good_one_is_on_time()
     taker.close()
-    both.check_that_all_arrive(["opens", *SLOW])
+    both.check_that_all_arrive(["opens", *SLOW] if opened else SLOW)
