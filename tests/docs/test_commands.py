@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import click
 import pytest
 
 from delaylevel.cli.main import cli
 from support.loading import load
+from support.pages import ROOT, blocks_of
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "alerts.yml"]
-BLOCK = re.compile(r"^```(?:sh|console)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(delaylevel [a-z][^`…]*)`", re.DOTALL)
 
 
@@ -23,14 +21,12 @@ def _lines() -> list[object]:
     texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
     texts["help"] = load("tools/make_reference.py").commands_page()
     for page, text in texts.items():
-        for block in BLOCK.findall(text):
-            joined = block.replace("\\\n", " ")
-            for line in joined.splitlines():
+        for block in (each for each in blocks_of(text) if each.kind in ("sh", "console")):
+            for line in block.code.replace("\\\n", " ").splitlines():
                 line = line.removeprefix("$ ").strip()
                 if line.startswith("delaylevel "):
                     found[page, line] = None
-        prose = BLOCK.sub("", text)
-        for line in INLINE.findall(prose):
+        for line in INLINE.findall(text):
             found[page, " ".join(line.split())] = None
     return [pytest.param(line, id=f"{page}: {line}") for page, line in found]
 

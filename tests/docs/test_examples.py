@@ -15,28 +15,27 @@ from pathlib import Path
 import pytest
 
 from delaylevel.cluster.connection.settings import Connection
-from support.pages import FENCE
+from support.pages import FENCE, ROOT, Block, blocks
 
-ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```python(?P<options>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
-YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
 DEPLOYED = re.compile(r"\bdeploy/[\w./]+\w")
 TITLE = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
+def of_kind(kind: str, page: Path) -> list[Block]:
+    return [block for block in blocks(page) if block.kind == kind]
+
+
 def _examples() -> list[object]:
     found = []
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for match in BLOCK.finditer(text):
-            line = text.count("\n", 0, match.start()) + 1
-            name = f"{page.relative_to(ROOT)}:{line}"
-            needed = re.fullmatch(r"(?:needs-(\w+))?", match["options"].strip())
+        for block in of_kind("python", page):
+            name = f"{page.relative_to(ROOT)}:{block.line}"
+            needed = re.fullmatch(r"(?:needs-(\w+))?", block.options)
             if needed:
-                found.append(pytest.param(match["code"], name, needed[1], id=name))
+                found.append(pytest.param(block.code, name, needed[1], id=name))
     return found
 
 
@@ -76,15 +75,15 @@ def embedded_broker():
 
 @pytest.mark.parametrize("page", TESTED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_tests_of_a_page_pass(page: Path, tmp_path: Path, connection: Connection) -> None:
-    for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
-        name, _, _ = match["code"].partition("\n")
-        kind, _, needed = match["options"].strip().partition(" needs-")
+    for block in of_kind("python", page):
+        name, _, _ = block.code.partition("\n")
+        kind, _, needed = block.options.partition(" needs-")
         if needed:
             pytest.importorskip(needed)
         if kind == "pytest":
             path = tmp_path / name.removeprefix("# ")
             path.parent.mkdir(exist_ok=True)
-            path.write_text(match["code"], encoding="utf-8")
+            path.write_text(block.code, encoding="utf-8")
     text = CONFTEST.format(connection.service_url, connection.admin_url)
     (tmp_path / "conftest.py").write_text(text, encoding="utf-8")
     wanted = sum(path.read_text().count("def test_") for path in tmp_path.rglob("*.py"))
@@ -103,9 +102,9 @@ def test_the_tests_of_a_page_pass(page: Path, tmp_path: Path, connection: Connec
 
 def test_settings_of_other_programs_can_be_read() -> None:
     yaml = pytest.importorskip("yaml")
-    blocks = [code for page in PAGES for code in YAML.findall(page.read_text(encoding="utf-8"))]
-    assert blocks
-    assert all(yaml.safe_load(code) for code in blocks)
+    found = [block for page in PAGES for block in of_kind("yaml", page)]
+    assert found
+    assert all(yaml.safe_load(block.code) for block in found)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -67,8 +67,6 @@ CHECKS = {"mover run": "mover", "dispatcher": "dispatcher"}
 PATIENCE_S = 400
 # Emptying a namespace takes a second, or it never ends.
 EMPTY_S = 30.0
-# Admin addresses of brokers with a namespace that cannot be emptied.
-_SPOILT: set[str] = set()
 
 NOT_RUN = {
     "docs/concepts.md": "the namespace stays for other pages",
@@ -266,8 +264,6 @@ def _empty(connection: Connection) -> bool:
     If a client looks up a topic in the namespace at that moment, the broker may be left with two
     opinions about the namespace's bundles. Then it neither deletes nor creates the namespace.
     """
-    if connection.admin_url in _SPOILT:
-        return False
     http = urllib3.PoolManager(timeout=60)
     try:
         for name in ("public/default", "public/demo", "public/levels"):
@@ -276,7 +272,6 @@ def _empty(connection: Connection) -> bool:
             made = functools.partial(http.request, "PUT", url)
             eventually(lambda made=made: made().status == 204, name, EMPTY_S)
     except AssertionError:
-        _SPOILT.add(connection.admin_url)
         return False
     return True
 
@@ -324,8 +319,6 @@ def reader(
     yield found
     signal.signal(signal.SIGINT, at_first)
     found.leave()
-    if not functions:
-        _empty(broker.connection)
 
 
 def _checkout(folder: Path) -> None:

@@ -101,23 +101,22 @@ class Proxy:
             except OSError:
                 near.close()  # as if nobody listened
                 continue
-            link = (near, far)
             with self._lock:
-                self._links.add(link)
-            ends = threading.Semaphore(0)
-            for source, sink in ((near, far), (far, near)):
-                held = self._answers if source is far else self._flows
-                arguments = (source, sink, held, ends)
-                threading.Thread(target=self._pump, args=arguments, daemon=True).start()
-            threading.Thread(target=self._forget, args=(link, ends), daemon=True).start()
+                self._links.add((near, far))
+            threading.Thread(target=self._connect, args=(near, far), daemon=True).start()
 
-    def _pump(
-        self,
-        source: socket.socket,
-        sink: socket.socket,
-        held: threading.Event,
-        ends: threading.Semaphore,
-    ) -> None:
+    def _connect(self, near: socket.socket, far: socket.socket) -> None:
+        """Pass on what each end of a connection sends, until both have ended."""
+        answers = threading.Thread(target=self._pump, args=(far, near, self._answers), daemon=True)
+        answers.start()
+        self._pump(near, far, self._flows)
+        answers.join()
+        with self._lock:
+            self._links.discard((near, far))
+        near.close()
+        far.close()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, held: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self._flows.wait()
@@ -128,13 +127,3 @@ class Proxy:
         for each in (source, sink):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-        ends.release()
-
-    def _forget(self, link: tuple[socket.socket, socket.socket], ends: threading.Semaphore) -> None:
-        """Close the sockets of a connection when both directions have ended."""
-        for _ in link:
-            ends.acquire()
-        with self._lock:
-            self._links.discard(link)
-        for each in link:
-            each.close()
