@@ -1,9 +1,14 @@
-"""Tests of ``delaylevel mover run`` as a program: killed, started twice, ended, run from cron."""
+"""A test of ``delaylevel mover run`` as a program: killed, started twice, on a cluster, ended."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import sysconfig
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,7 +21,7 @@ import pytest
 from delaylevel.cluster.locks import describe_owner
 from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from support.run import found, park
+from support.run import found
 from support.world import RealWorld
 
 # Spark takes ten seconds to start on an idle machine, and minutes on a busy one.
@@ -33,6 +38,8 @@ LEVELS = Levels(
         ),
     ]
 )
+#: Spark's own cluster: two workers, whose executors are processes with one core each.
+CLUSTER = ("--master", "local-cluster[2,1,700]", "--conf", "spark.executor.memory=500m")
 
 
 def end(process: Any) -> tuple[int, str]:
@@ -41,28 +48,79 @@ def end(process: Any) -> tuple[int, str]:
     return code, Path(process.log).read_text()
 
 
+def another_python(folder: Path) -> str:
+    """Make a Python of the same version, with the packages of this one; return a PATH with it."""
+    base = os.path.realpath(sys.executable)
+    subprocess.run([base, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    here = sysconfig.get_path("purelib")
+    (site / "here.pth").write_text(f"import site; site.addsitedir({here!r})\n")
+    java = Path(shutil.which("java") or "/usr/bin/java").parent
+    return f"{folder}/bin:/usr/local/bin:/usr/bin:/bin:{java}"
+
+
+def executors(job: Any) -> dict[int, list[psutil.Process]]:
+    """Return the executors that have started Python, each with its processes."""
+    trees = {}
+    with contextlib.suppress(psutil.Error):
+        for each in psutil.Process(job.pid).children(recursive=True):
+            if any("CoarseGrainedExecutorBackend" in word for word in each.cmdline()):
+                trees[each.pid] = [each, *each.children(recursive=True)]
+    return {pid: tree for pid, tree in trees.items() if len(tree) > 1}
+
+
+def kill(tree: list[psutil.Process]) -> None:
+    """Kill an executor with its Python, as if the machine were gone."""
+    for each in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+
+
 @pytest.mark.timeout(1200)
-def test_killed_then_started_twice_then_ended(
-    world: RealWorld, cli_process: Callable[..., Any], tmp_path: Path
+def test_killed_then_started_twice_then_losing_executors_then_ended(
+    world: RealWorld,
+    environment: dict[str, str],
+    cli_process: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
-    """Spark's driver is killed below the program; later a second program is refused."""
+    """Spark's driver is killed below the program; later a second program is refused.
+
+    The executors run in another Python, which Spark finds by its name.
+    """
     description = world.level_topic(LEVELS)
     (orders,) = description.targets
     world.plain_client.subscribe(orders, "kept").close()  # the broker deletes it otherwise
     source = source_partitions(description)[0]
-    command = ("mover", "run", orders, "--checkpoint")
-    park(world, orders, 2000, 600, 15_000)
-    before = len(world.stored(orders))
+    environment.pop("PYSPARK_PYTHON", None)
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    environment["PATH"] = another_python(tmp_path / "other python")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    producer = world.client().create_producer(
+        orders, enable_delay_level_topic=True, block_if_queue_full=True
+    )
+
+    def send(first: int, last: int, longest_ms: int) -> None:
+        for number in range(first, last):
+            delay = timedelta(milliseconds=600 + number * 7919 % longest_ms)
+            producer.send_async(b"%d" % number, None, deliver_after=delay)
+        producer.flush()
+
+    def run(checkpoint: str) -> Any:
+        command = ("-v", "mover", "run", orders, *CLUSTER, "--trigger", "250ms")
+        return cli_process(*command, "--checkpoint", str(tmp_path / checkpoint), cwd=elsewhere)
 
     def wait_for(job: Any, condition: Callable[[], Any], what: str) -> None:
         world.eventually(lambda: job.poll() is not None or condition(), what, PATIENCE_S)
         assert job.poll() is None, job.log.read_text()
 
-    job = cli_process(*command, str(tmp_path / "checkpoint"))
+    send(0, 2000, 15_000)
+    before = len(world.stored(orders))
+    job = run("a checkpoint")
     wait_for(job, lambda: len(world.stored(orders)) > before, "the first batch")
     tree = psutil.Process(job.pid).children(recursive=True)
-    java = next(process for process in tree if "java" in process.name())
-    os.kill(java.pid, signal.SIGKILL)
+    driver = next(each for each in tree if "SparkSubmit" in " ".join(each.cmdline()))
+    os.kill(driver.pid, signal.SIGKILL)
     # The program does not hang, it leaves no process behind, and its partition locks are released.
     assert end(job)[0] != 0
     _, alive = psutil.wait_procs(tree, PATIENCE_S)
@@ -72,20 +130,34 @@ def test_killed_then_started_twice_then_ended(
         return describe_owner(world.admin, source)
 
     world.eventually(lambda: not owner(), "the release of a killed job's locks")
-    job = cli_process(*command, str(tmp_path / "checkpoint"))
+    job = run("a checkpoint")
     wait_for(job, owner, "a partition lock")
-    code, refusal = end(cli_process(*command, str(tmp_path / "second")))
+    code, refusal = end(run("second"))
     assert (code, "Traceback" in refusal) == (1, False)
     assert "another mover is at work on level topic" in refusal
     assert owner().split(" ")[0] in refusal
-    wait_for(job, lambda: len(found(world, orders)) == 2000, "the messages of all runs")
+    wait_for(job, lambda: len(found(world, orders)) == 2000, "the messages of both runs")
+
+    wait_for(job, lambda: len(executors(job)) == 2, "executors with Python")
+    lost, other = executors(job).values()
+    send(2000, 8000, 19_000)
+    wait_for(job, lambda: len(found(world, orders)) > 3000, "some messages")
+    kill(lost)
+    assert len(found(world, orders)) < 8000, "every message was moved before the kill"
+    wait_for(job, lambda: len(found(world, orders)) == 8000, "the messages of a lost executor")
+    # From here on a new executor does all the work.
+    kill(other)
+    send(8000, 9000, 4_000)
+    wait_for(job, lambda: len(found(world, orders)) == 9000, "the later messages")
     world.drained(description)
     job.send_signal(signal.SIGTERM)
     code, log = end(job)
-    assert (code, "Traceback" in log) == (0, False), log
+    assert (code, "Traceback" in log, "messages moved." in log) == (0, False, True), log
+    assert " rows in " in log, "no log line for the batches"
+    assert not list(elsewhere.iterdir())
     world.eventually(lambda: not owner(), "the release of an ended job's locks")
 
-    # Copies of what was in flight at the kill carry the same ID.
+    # Copies of what was in flight at a kill carry the same ID.
     ids: dict[bytes | None, set[str]] = defaultdict(set)
     for message in world.stored(orders):
         identity = message.properties.get("delaylevel.id", f"straight-{message.position}")
