@@ -1,7 +1,7 @@
 """A broker with tokens and TLS, on which every role has only the rights it needs.
 
-``PRIVILEGES`` has the grants of docs/security.md; a test compares the two. The ``BROKER`` of a
-test module has further settings of its broker.
+The rights are those that docs/security.md grants. The ``BROKER`` of a test module has further
+settings of its broker.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from delaylevel.producer.client import DelayLevelClient
 from delaylevel.testing.embedded import start_or_skip
 from delaylevel.topics.status import LevelTopicStatus, status
 from support.background import Serving
+from support.pages import ROOT
 from support.signed_tokens import RenewedFile, jwt, token_conf
 from support.world import QUIET
 
@@ -41,46 +42,42 @@ UNIT = timedelta(milliseconds=500)
 LIFETIME_S = 20
 BRIEF = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT))
 
-# With the final window `tracker`, by the role of a member topic; None for the target. The deployer
-# gets the state of a Function, and deletes it.
-PRIVILEGES: dict[str, dict[Role | None, str]] = {
-    "sender": {None: "produce", Role.LEVEL: "produce", Role.WINDOW: "produce"},
-    "mover": {
-        Role.LEVEL: "consume,produce",
-        Role.HELD: "consume,produce",
-        Role.DEAD_LETTER: "produce",
-        Role.WINDOW: "produce",
-    },
-    "dispatcher": {
-        Role.WINDOW: "consume",
-        Role.JOURNAL: "consume,produce",
-        Role.HELD: "produce",
-        Role.DEAD_LETTER: "produce",
-        Role.LEVEL: "produce",
-        Role.OUTCOMES: "consume,produce",
-        None: "produce",
-    },
-    "application": {None: "consume"},
-    "listener": {None: "consume", Role.LEVEL: "produce", Role.WINDOW: "produce"},
-    "looking": {
-        None: "consume",
-        Role.LEVEL: "consume",
-        Role.HELD: "consume",
-        Role.WINDOW: "consume",
-        Role.JOURNAL: "consume",
-    },
-    "acting": {
-        None: "consume,produce",
-        Role.LEVEL: "consume,produce",
-        Role.HELD: "consume",
-        Role.WINDOW: "consume,produce",
-        Role.JOURNAL: "consume",
-        Role.OUTCOMES: "consume",
-    },
-    "deployer": dict.fromkeys(Role, "consume"),
+# The roles of the tests, by the rows of the table in docs/security.md.
+ROWS = {
+    "producer": "sender",
+    "producer that waits for outcomes": "waiting",
+    "mover: `mover run`, Spark job, Function": "mover",
+    "dispatcher": "dispatcher",
+    "`delaylevel run`: both": "runner",
+    "consumer": "application",
+    "listener with retries": "listener",
+    "commands that look: `pending list`, `horizon`": "looking",
+    "commands that act: `pending cancel`, `reschedule`, `fire`": "acting",
+    "operator of the Function: `mover deploy`, `status`, `delete`": "deployer",
 }
-# Of a listener, on the topics of its subscription, by their suffix.
-OWN_TOPICS = {"RETRY": "consume,produce", "DLQ": "consume,produce", "handled": "consume,produce"}
+# Its columns; None is the business topic.
+COLUMNS = (
+    None,
+    Role.LEVEL,
+    Role.HELD,
+    Role.DEAD_LETTER,
+    Role.WINDOW,
+    Role.JOURNAL,
+    Role.OUTCOMES,
+)
+
+
+def documented() -> dict[str, dict[Role | None, str]]:
+    """Return the grants of docs/security.md to each role, with the final window ``tracker``."""
+    text = (ROOT / "docs" / "security.md").read_text()
+    table = text[text.index("| process | business topic |") :].split("\n\n")[0].splitlines()
+    grants = {}
+    for line in table[2:]:
+        title, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        granted = zip(COLUMNS, cells, strict=True)
+        grants[ROWS[title]] = {what: actions for what, actions in granted if actions}
+    assert grants.keys() == set(ROWS.values())
+    return grants
 
 
 class Secured:
@@ -173,6 +170,7 @@ class Roles:
 
     secured: Secured
     description: LevelTopicDescription
+    documented: dict[str, dict[Role | None, str]]
 
     @property
     def target(self) -> str:
@@ -220,7 +218,12 @@ class Roles:
         with self.owner() as owner:
             return status(owner, self.description, 0)
 
-    def grant(self, role: str, roles: Mapping[Role | None, str]) -> None:
+    def grant(self, *names: str) -> None:
+        """Grant each role what docs/security.md grants it."""
+        for name in names:
+            self.grant_actions(name, self.documented[name])
+
+    def grant_actions(self, role: str, roles: Mapping[Role | None, str]) -> None:
         """Grant actions on member topics, by their role; None is the target."""
         with self.owner() as owner:
             for member in self.description.members():
@@ -232,7 +235,7 @@ class Roles:
     @staticmethod
     def grant_on(owner: Admin, topic: TopicName, role: str, actions: str) -> None:
         """Grant actions on one topic."""
-        owner._rest.post(f"{topic.rest_path}/permissions/{role}", actions.split(","))
+        owner._rest.post(f"{topic.rest_path}/permissions/{role}", actions.split(", "))
 
 
 @pytest.fixture
@@ -244,29 +247,16 @@ def make_roles(secured: Secured) -> Callable[..., Roles]:
         description = LevelTopicDescription(f"{target}-delay-level", levels, (target,), **values)
         with Admin.from_connection(secured.load(token=secured.token)) as admin:
             admin.create_partitioned(TopicName.parse(target), 1)
-            return Roles(secured, topics.create(admin, description))
+            return Roles(secured, topics.create(admin, description), documented())
 
     return make
-
-
-@pytest.fixture
-def privileges() -> dict[str, dict[Role | None, str]]:
-    """The grants of docs/security.md to each role, with the final window ``tracker``."""
-    return PRIVILEGES
-
-
-@pytest.fixture
-def own_topics() -> dict[str, str]:
-    """The grants of docs/security.md to a listener on its own topics, by their suffix."""
-    return OWN_TOPICS
 
 
 @pytest.fixture
 def roles(make_roles: Callable[..., Roles]) -> Roles:
     """A level topic whose roles have exactly the rights in docs/security.md."""
     made = make_roles()
-    for role, granted in PRIVILEGES.items():
-        made.grant(role, granted)
+    made.grant(*made.documented)
     return made
 
 

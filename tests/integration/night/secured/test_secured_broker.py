@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pulsar
@@ -16,58 +15,12 @@ import pytest
 from delaylevel import topics
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import NotFoundError, PermissionDeniedError
-from delaylevel.model.level_topic import Role
 from delaylevel.producer.client import DelayLevelClient
 from support.leaks import command_lines, tokens_in
 from support.world import QUIET, eventually
 
-# The table of docs/security.md; None is the business topic.
-COLUMNS = (
-    None,
-    Role.LEVEL,
-    Role.HELD,
-    Role.DEAD_LETTER,
-    Role.WINDOW,
-    Role.JOURNAL,
-    Role.OUTCOMES,
-)
-ROWS = {
-    "producer": "sender",
-    "mover: `mover run`, Spark job, Function": "mover",
-    "dispatcher": "dispatcher",
-    "consumer": "application",
-    "listener with retries": "listener",
-    "commands that look: `pending list`, `horizon`": "looking",
-    "commands that act: `pending cancel`, `reschedule`, `fire`": "acting",
-    "operator of the Function: `mover deploy`, `status`, `logs`, `delete`": "deployer",
-}
 
-
-def test_the_grants_are_those_of_the_documentation(
-    privileges: Mapping[str, Mapping[Role | None, str]], own_topics: Mapping[str, str]
-) -> None:
-    text = (Path(__file__).parents[4] / "docs" / "security.md").read_text()
-    table = text[text.index("| process | business topic |") :].split("\n\n")[0].splitlines()
-    rows = {}
-    for line in table[2:]:
-        name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
-        granted = zip(COLUMNS, cells, strict=True)
-        rows[name] = {what: actions.replace(", ", ",") for what, actions in granted if actions}
-    assert rows.pop("producer that waits for outcomes") == {
-        **rows["producer"],
-        Role.OUTCOMES: "consume",
-    }
-    both = [rows["mover: `mover run`, Spark job, Function"], rows["dispatcher"]]
-    alone = rows.pop("`delaylevel run`: both")
-    for what in COLUMNS:
-        actions = {action for each in both for action in each.get(what, "").split(",")}
-        assert alone.get(what, "") == ",".join(sorted(actions - {""})), what
-    assert rows == {title: privileges[role] for title, role in ROWS.items()}
-    for suffix, actions in own_topics.items():
-        assert f"`…-{suffix}`: {actions.replace(',', ', ')}" in " ".join(text.split())
-
-
-def test_actions_without_a_grant_are_refused(roles: Any, privileges: Mapping[str, Any]) -> None:
+def test_actions_without_a_grant_are_refused(roles: Any) -> None:
     """The grants with which the other tests work matter."""
     description, target = roles.description, roles.description.targets[0]
     level = description.name.partition(0).full
@@ -78,7 +31,7 @@ def test_actions_without_a_grant_are_refused(roles: Any, privileges: Mapping[str
     for role, topic in (("sender", level), ("application", level), ("dispatcher", level)):
         with roles.clients(role) as (client,), pytest.raises(pulsar.PulsarException):
             client.subscribe(topic, "spy")
-    for role in privileges:
+    for role in roles.documented:
         with Admin.from_connection(roles.load(role)) as admin:
             with pytest.raises(PermissionDeniedError) as refused:
                 admin.delete(description.name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from click.testing import CliRunner
 from delaylevel.cli.main import cli
 from delaylevel.consumer import Deduplication, Listeners, TopicIdStore
 from delaylevel.consumer.retry_topics import RetryTopics, prepare
-from delaylevel.model.level_topic import Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from support.background import Serving, serving_movers
+from support.pages import ROOT
 from support.world import eventually
 
 pytestmark = pytest.mark.broker
@@ -35,10 +36,11 @@ def served(roles: Any, tmp_path: Path) -> Iterator[None]:
         yield
 
 
-def test_a_listener_needs_its_own_topics_only(
-    roles: Any, own_topics: dict[str, str], served: None
-) -> None:
+def test_a_listener_needs_its_own_topics_only(roles: Any, served: None) -> None:
     target, handled = roles.target, []
+    text = " ".join((ROOT / "docs" / "security.md").read_text().split())
+    own_topics = dict(re.findall(r"`…-(\w+)`: (consume, produce)", text))
+    assert own_topics.keys() == {"RETRY", "DLQ", "handled"}
     with roles.owner() as owner:
         retry = prepare(owner, RetryTopics.of(target, "billing")).targets[-1]
         owner.create_partitioned(TopicName.parse(f"{target}-billing-handled"), 1)
@@ -74,12 +76,11 @@ def test_a_listener_needs_its_own_topics_only(
 
 
 def test_looking_and_acting_need_what_the_page_says(
-    make_roles: Callable[..., Any], privileges: Mapping[str, Any], tmp_path: Path
+    make_roles: Callable[..., Any], tmp_path: Path
 ) -> None:
     pytest.importorskip("duckdb")
     roles = make_roles(Levels(PartitionStrategy(maximum_delay=timedelta(days=5))))
-    for role in ("sender", "looking", "acting"):
-        roles.grant(role, privileges[role])
+    roles.grant("sender", "looking", "acting")
 
     def run(role: str, *words: str) -> Any:
         token = tmp_path / f"{role}.token"
@@ -116,20 +117,13 @@ def test_looking_and_acting_need_what_the_page_says(
 
 def test_run_and_a_producer_that_waits_need_what_the_page_says(
     make_roles: Callable[..., Any],
-    privileges: Mapping[str, Any],
     arrivals: Callable[..., Any],
     cli_process: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
     unit = timedelta(seconds=2)
     roles = make_roles(Levels(PartitionStrategy(partition_by=unit, maximum_delay=4 * unit)))
-    both = [privileges["mover"], privileges["dispatcher"]]
-    actions = {
-        what: {a for each in both for a in each.get(what, "").split(",")} for what in both[1]
-    }
-    roles.grant("runner", {what: ",".join(found - {""}) for what, found in actions.items()})
-    roles.grant("waiting", {**privileges["sender"], Role.OUTCOMES: "consume"})
-    roles.grant("application", privileges["application"])
+    roles.grant("runner", "waiting", "application")
     token = tmp_path / "runner.token"
     token.write_text(roles.secured.token_of("runner"))
     where = [*roles.secured.words(), "--token-file", str(token)]

@@ -54,7 +54,6 @@ def program(
 
 def test_a_function_with_its_own_token_has_the_least_privileges(
     make_roles: Callable[..., Any],
-    privileges: dict[str, Any],
     renewed: Callable[..., Any],
     arrivals: Callable[..., Any],
     program: Callable[..., tuple[int, str]],
@@ -64,12 +63,10 @@ def test_a_function_with_its_own_token_has_the_least_privileges(
     roles = make_roles(mover=Mover.FUNCTION)
     secured, description = roles.secured, roles.description
     unit = timedelta(milliseconds=description.levels[0].unit_ms)
-    for role in ("sender", "dispatcher", "application"):
-        roles.grant(role, privileges[role])
+    roles.grant("sender", "dispatcher", "application", "deployer")
     with roles.owner() as owner:
         namespace = "namespaces/public/default/permissions/deployer"
         owner._rest.post(namespace, ["functions", "packages"])
-    roles.grant("deployer", privileges["deployer"])
     deployer = secured.token_of("deployer")
     token = renewed(secured, "mover", tmp_path / "mover.token")
     token.renew()
@@ -91,7 +88,7 @@ def test_a_function_with_its_own_token_has_the_least_privileges(
         )
         assert not consumer.has(b"first")
 
-        roles.grant("mover", privileges["mover"])
+        roles.grant("mover")
         eventually(lambda: consumer.has(b"first"), instance_log(secured), PATIENCE_S)
         sending.create_producer(description.name.partition(0).full).send(b"?")
         producer.send(b"second", deliver_after=3 * unit)

@@ -19,7 +19,7 @@ import pytest
 import urllib3
 
 from delaylevel.broker.process import free_ports
-from delaylevel.model.level_topic import FinalWindow, Role
+from delaylevel.model.level_topic import FinalWindow
 from support.leaks import command_lines, contents, tokens_in
 from support.world import eventually
 
@@ -142,16 +142,13 @@ def test_a_job_recovers_from_wrong_and_expired_tokens(
     make_roles: Callable[..., Any],
     renewed: Callable[..., Any],
     arrivals: Callable[..., Any],
-    privileges: dict[str, Any],
     cli_process: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
     """The final window is ``broker``, so the mover writes to the business topic."""
     roles = make_roles(final_window=FinalWindow.BROKER)
-    roles.grant("sender", {None: "produce", Role.LEVEL: "produce"})
-    roles.grant("application", privileges["application"])
-    mover = {what: privileges["mover"][what] for what in (Role.LEVEL, Role.HELD, Role.DEAD_LETTER)}
-    roles.grant("mover", {**mover, None: "produce"})
+    roles.grant("sender", "application", "mover")
+    roles.grant_actions("mover", {None: "produce"})
     unit = timedelta(milliseconds=roles.description.levels[0].unit_ms)
     file = tmp_path / "token"
     token = renewed(roles.secured, "mover", file)
