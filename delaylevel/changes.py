@@ -13,10 +13,12 @@ from delaylevel.cluster.failures import close_quietly, error_name, may_pass
 from delaylevel.errors import (
     CancellationFailedError,
     DelayLevelError,
+    EnvelopeError,
     InvalidInputError,
     LevelTopicError,
 )
 from delaylevel.inspection import Inspector, Selection
+from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled, place_of
 from delaylevel.model.topic_name import TopicName
@@ -178,14 +180,18 @@ def receipts_of(
     found: dict[tuple[str, str, str | None], Receipt] = {}
     held = 0
     for row in rows:
-        if row.role == Role.HELD.value or row.due_ms is None:
+        try:
+            envelope = Envelope.read(row.properties, row.id)
+        except EnvelopeError:
             held += 1
             continue
-        assert row.target is not None
+        if row.role == Role.HELD.value or envelope.target not in description.targets:
+            held += 1
+            continue
         place = place_of(row.topic, row.ledger, row.entry)
         # A message that a mover forwards meanwhile may be there twice.
-        found[row.id, row.target, row.key] = Receipt(
-            row.id, row.due_ms, row.target, description.topic, row.key or "", place
+        found[row.id, envelope.target, row.key] = Receipt(
+            row.id, envelope.due_ms, envelope.target, description.topic, row.key or "", place
         )
     return list(found.values()), held
 

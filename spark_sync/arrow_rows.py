@@ -61,7 +61,7 @@ _MESSAGE = (
     "properties",
     "value",
 )
-# The event time of a message, in a row for which it is too late.
+# The event time of a message, in a row with the latest one that a column can have.
 _EVENT_TIME = env.PREFIX + "event-time"
 # Values of these fields where the column is null.
 _ABSENT = {"key": "", "ordering_key": "", "event_time": 0}
@@ -86,8 +86,8 @@ def to_batches(
 
 
 def _with_event_time(message: ParkedMessage) -> ParkedMessage:
-    """Return a message with its event time among its properties if no column can have it."""
-    if message.event_ms <= LATEST_MS:
+    """Return a message with its event time among its properties if the column has the latest."""
+    if message.event_ms < LATEST_MS:
         return message
     properties = {**message.properties, _EVENT_TIME: str(message.event_ms)}
     return message._replace(properties=properties)
@@ -107,8 +107,8 @@ def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedM
     for source, message, due_ms in zip(_sources(batch), messages, due, strict=True):
         if due_ms is not None:
             message.properties[env.DUE] = str(due_ms)
-        if _EVENT_TIME in message.properties:
-            event_ms = int(message.properties.pop(_EVENT_TIME))
+        if message.event_ms == LATEST_MS:
+            event_ms = int(message.properties.pop(_EVENT_TIME, LATEST_MS))
             message = message._replace(event_ms=event_ms)
         yield source, message
 

@@ -25,7 +25,8 @@ from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import counting
 from delaylevel.dispatcher.record import identity
 from delaylevel.errors import EnvelopeError
-from delaylevel.model.envelope import DUE, EXPIRES, KIND, TARGET
+from delaylevel.model.due_time import expires_at_ms
+from delaylevel.model.envelope import DUE, KIND, Envelope
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
     FinalWindow,
@@ -156,20 +157,16 @@ class StrictRules:
 
     def _may_be_dropped(self, description: LevelTopicDescription, message: StoredMessage) -> bool:
         """Return True if a message has expired, or if those of its target are dropped."""
-        get, now_ms = message.properties.get, self._broker.clock.now_ms()
-        expires, due = get(EXPIRES, ""), get(DUE, "")
-        default_ms = description.expire_after_ms
-        if expires.isdigit():
-            at_ms = int(expires)
-        else:
-            at_ms = int(due) + default_ms if default_ms and due.isdigit() else 0
-        if 0 < at_ms <= now_ms:
+        try:
+            envelope = Envelope.read(message.properties)
+        except EnvelopeError:
+            return False  # it becomes a dead letter
+        at_ms = expires_at_ms(description, envelope.due_ms, envelope.expires_ms)
+        if 0 < at_ms <= self._broker.clock.now_ms():
             return True
-        target = TopicName.parse(get(TARGET, "")) if TARGET in message.properties else None
-        return (
-            description.on_missing_target is MissingTarget.DROP
-            and target is not None
-            and not any(self._broker.existing_partitions(target))
+        target = TopicName.parse(envelope.target)
+        return description.on_missing_target is MissingTarget.DROP and not any(
+            self._broker.existing_partitions(target)
         )
 
     def _check_window(self, description: LevelTopicDescription, event: Event) -> None:

@@ -139,6 +139,24 @@ def test_held_messages_cannot_be_cancelled_and_the_exit_code_says_so(
         assert "nobody can receive" in shown.stdout
 
 
+def test_damaged_messages_do_not_keep_the_others_from_being_cancelled(
+    memory: MemoryPulsar, producer: Any, run: Run
+) -> None:
+    producer.send(b"x", deliver_after=LATER, message_id="sound", partition_key="k")
+    level = topics.describe(memory.admin, "orders").level_topic(0).partition(1).full
+    due_ms = memory.clock.now_ms() + 3 * 86_400_000
+    damages = [{"target": ""}, {"target": "a//b"}, {"target": "others"}, {"attempt": "²"}]
+    with closing(memory.client().create_producer(level)) as foreign:
+        for number, damage in enumerate(({}, *damages)):
+            values = {"due": str(due_ms), "id": str(number), **damage}
+            foreign.send(b"x", {f"delaylevel.{name}": values[name] for name in values}, "k")
+
+    result = run("cancel", "--key", "k", "-o", "json")
+    assert (result.exit_code, "5 selected messages are held or" in result.stderr) == (1, True)
+    assert [row["id"] for row in json.loads(result.stdout)] == ["sound"]
+    assert delivered(memory) == []
+
+
 def test_a_receipt_spares_the_search(
     producer: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

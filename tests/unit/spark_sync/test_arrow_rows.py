@@ -9,10 +9,16 @@ pytest.importorskip("pyspark")
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
+from delaylevel.inspection.columns import LATEST_MS
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import SourcePartition
-from delaylevel.spark_sync.arrow_rows import ARROW_SCHEMA, SCHEMA, to_batches
+from delaylevel.spark_sync.arrow_rows import (
+    ARROW_SCHEMA,
+    SCHEMA,
+    from_batch,
+    to_batches,
+)
 
 COLUMNS = """
     due timestamp?, target string?, id string, key string?, ordering_key string?,
@@ -32,14 +38,25 @@ def test_the_columns_are_pinned() -> None:
     assert to_arrow_schema(SCHEMA, timezone="UTC").equals(ARROW_SCHEMA, True)
 
 
+TOPIC = "persistent://public/default/orders-delay-level-partition-0"
+SOURCE = SourcePartition(TOPIC.removesuffix("-partition-0"), TOPIC, Role.LEVEL, 0, 0, 0)
+
+
 @pytest.mark.parametrize("names", [["due"], ["id", "properties"], SCHEMA.names])
 def test_batches_have_the_schema_that_spark_expects(names: list[str]) -> None:
-    topic = "persistent://public/default/orders-delay-level-partition-0"
-    source = SourcePartition(topic.removesuffix("-partition-0"), topic, Role.LEVEL, 0, 0, 0)
     message = ParkedMessage(7, 0, -1, 5, "k", "", 0, {"a": "b"}, b"body")
     required = StructType([SCHEMA[name] for name in names])
     # In a schema that a user writes as text, every value may be null.
     loose = StructType([StructField(one.name, one.dataType, True) for one in required])
     for schema in (required, loose):
-        (batch,) = to_batches(source, [message], "DAY 0", 9, schema)
+        (batch,) = to_batches(SOURCE, [message], "DAY 0", 9, schema)
         assert batch.schema.equals(to_arrow_schema(schema, timezone="UTC"), True)
+
+
+@pytest.mark.parametrize("event_ms", [0, 5, LATEST_MS - 1, LATEST_MS, LATEST_MS + 1, (1 << 64) - 1])
+def test_rows_keep_any_event_time_whatever_a_foreign_producer_has_sent(event_ms: int) -> None:
+    properties = {"delaylevel.due": "1900000000000", "delaylevel.event-time": "soon"}
+    message = ParkedMessage(7, 0, -1, 5, "k", "", event_ms, properties, b"body")
+    (batch,) = to_batches(SOURCE, [message], "DAY 0", 9)
+    ((_, found),) = from_batch(batch)
+    assert found.event_ms == event_ms
