@@ -273,7 +273,7 @@ class PartitionOwner:
             # Each window partition has a name of its own, so that the broker accepts no other
             # publisher for it while this owner is connected.
             name=f"delaylevel-dispatch-{window}" if numbered else "",
-            pause_s=lambda: host.descriptions.latest().hold_pause_ms / 1000,
+            pause_s=lambda reason: hop.pause_s(host.descriptions.latest(), reason),
             patience_s=FAILOVER_S,
             loop=host.loop._replace(
                 wake=self.events.answered, connected=lambda: self._lock.connected

@@ -192,7 +192,7 @@ class Carrier(OwnPlaces[Item]):
         self.targets: TargetPool[Item] = TargetPool(
             client_of or (lambda _: client),
             admin,
-            pause_s=lambda: next_hop().description.hold_pause_ms / 1000,
+            pause_s=lambda reason: hop.pause_s(next_hop().description, reason),
             loop=loop,
         )
 

@@ -100,6 +100,10 @@ class Placed(NamedTuple):
 _BROKER_TICK_MS = 1000
 
 
+# Age up to which the absence of a topic decides about messages that are not held.
+_MISSING_MS = 1000
+
+
 class NextHop:
     """The next hop of each message of one level topic."""
 
@@ -185,6 +189,15 @@ def set_aside(
     by_broker = description.mover is Mover.FUNCTION
     until_ms = now_ms + description.hold_pause_ms if by_broker else None
     return Placed(Place("held", envelope.target, topic), properties, until_ms)
+
+
+def pause_s(description: LevelTopicDescription, reason: str) -> float:
+    """Return for how long a target is left alone after a refusal for this reason, in s."""
+    pause_ms = description.hold_pause_ms
+    if reason == NO_TOPIC and description.on_missing_target is not MissingTarget.HOLD:
+        # Once the topic exists, nothing may be lost for it.
+        pause_ms = min(pause_ms, _MISSING_MS)
+    return pause_ms / 1000
 
 
 def too_large(

@@ -88,7 +88,7 @@ def test_messages_to_a_target_share_the_outcome_of_their_entry(
         for n in range(MESSAGES)
     ]  # fmt: skip
     pool: TargetPool[int] = TargetPool(
-        lambda target: client, admin, pause_s=lambda: 1.0, loop=HostLoop()
+        lambda target: client, admin, pause_s=lambda _: 1.0, loop=HostLoop()
     )
     producer = pool.producer(TargetKey(topic.full))
     settled: list[Settled] = []
@@ -132,7 +132,7 @@ def test_a_message_to_a_partitioned_target_does_not_wait_for_the_next_one(
     admin.create_partitioned(topic, 3)
     admin.create_subscription(topic, "keep")
     pool: TargetPool[int] = TargetPool(
-        lambda target: client, admin, pause_s=lambda: 1.0, loop=HostLoop()
+        lambda target: client, admin, pause_s=lambda _: 1.0, loop=HostLoop()
     )
     producer = pool.producer(TargetKey(topic.full))
     producer.open()

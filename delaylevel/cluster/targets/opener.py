@@ -210,7 +210,8 @@ class Opener:
             else:
                 self._failure, self._refusal = None, opened.reason
             self._retry_at_s = self._now_s() + self._retry_s
-            longest_s = _LONGEST_RETRY_S if unavailable else _LONGEST_PAUSE_S
+            refused = opened.kind is Refusal.REFUSED
+            longest_s = _LONGEST_PAUSE_S if refused else _LONGEST_RETRY_S
             self._retry_s = min(2 * self._retry_s, longest_s)
         self._opened(opened)
 

@@ -35,7 +35,7 @@ from delaylevel.model.topic_name import TopicName
 
 from .opener import STALL_S, Opened, OpeningError, Refusal
 from .producer import ProducerPool, TargetProducer, load_of
-from .receivers import NO_RECEIVER, NO_TOPIC, Receivers
+from .receivers import NO_RECEIVER, NO_TOPIC, OTHER_PARTITIONS, Receivers
 from .send_state import NOT_STORED, EntryLimits, SendOutcome, Settled
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,8 @@ class TargetPool(ProducerPool[TargetKey, Item]):
 
     Args:
         name: start of the names of the producers, for broker deduplication; empty without.
-        pause_s: function that returns for how long a target is left alone after a refusal, in s.
+        pause_s: function that returns for how long a target is left alone after a refusal for a
+            reason, in s.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         admin: TopicAdmin,
         *,
         name: str = "",
-        pause_s: Callable[[], float],
+        pause_s: Callable[[str], float],
         patience_s: float = STALL_S,
         loop: HostLoop,
     ) -> None:
@@ -179,21 +180,19 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         if refused is None:
             return None
         reason, until_s = refused
-        if self._now_s() < until_s:
-            return reason
-        del self._refused[topic, schema]
-        return None
+        return reason if self._now_s() < until_s else None
 
     def refuse(self, topic: str, schema: str, reason: str) -> None:
         """Leave a target alone for a while; producers of another schema may still write to it."""
-        if self.refusal(topic, schema) is None:
+        # Once for each reason until the topic takes a message: pauses may be short.
+        if self._refused.get((topic, schema), ("", 0.0))[0] != reason:
             log.warning(
-                "%s cannot be written (%s): holding its messages%s",
+                "%s cannot be written (%s): its messages are not delivered now%s",
                 topic,
                 reason,
                 _ADVICE.get(reason, "").replace("TOPIC", shell(TopicName.parse(topic).short)),
             )
-        self._refused[topic, schema] = (reason, self._now_s() + self._pause_s())
+        self._refused[topic, schema] = (reason, self._now_s() + self._pause_s(reason))
 
     def poll(self) -> list[Settled]:
         """Return the messages whose outcome is known since the last call."""
@@ -277,7 +276,7 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         partitions, limit = look.partitions, look.max_size
         if self.numbered and key.partition < 0 and partitions:
             # The topic is a new one, with partitions, each of which has sequence IDs of its own.
-            raise OpeningError(Refusal.GONE, NO_TOPIC)
+            raise OpeningError(Refusal.GONE, OTHER_PARTITIONS)
         settings = dict(UNBATCHED_SETTINGS if self.numbered else KEY_BATCHED_SETTINGS)
         topic = key.topic if key.partition < 0 else name.partition(key.partition).full
         # A name serves one producer of a topic at a time.

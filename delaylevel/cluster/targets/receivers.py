@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 NO_TOPIC = "the topic does not exist"
 #: The reason for holding a message whose business topic exists, without receivers.
 NO_RECEIVER = "nobody can receive from it: it has no durable subscription and no known retention"
+#: The reason for holding a message whose business topic was made again, with other partitions.
+OTHER_PARTITIONS = "it is a new topic, with partitions or without"
 #: The reason while somebody can receive from some partitions of a business topic only.
 SOME_RECEIVED = (
     "some of its partitions have no durable subscription; perhaps they are just being added"
@@ -207,7 +209,7 @@ class Receivers:
             raise OpeningError(Refusal.GONE, NO_TOPIC) from None
         if self._partition >= 0 and not partitions:
             # The topic is a new one. The client would create another one for the partition.
-            raise OpeningError(Refusal.GONE, NO_TOPIC)
+            raise OpeningError(Refusal.GONE, OTHER_PARTITIONS)
         if not self._receives(admin, found, partitions):
             if any(map(_is_received, found.values())):
                 # A new topic has no subscription at all. New partitions are there before their

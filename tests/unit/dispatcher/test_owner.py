@@ -10,8 +10,12 @@ import pytest
 
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.errors import BrokerError, DelayLevelError
+from delaylevel.model.level_topic import MissingTarget
+from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from delaylevel.testing.memory.client import ReaderCore
+from delaylevel.testing.memory.dispatcher import MemoryDispatcher
+from delaylevel.topics.lifecycle import change_settings
 
 HOUR = timedelta(hours=1)
 
@@ -41,6 +45,25 @@ def test_a_new_owner_publishes_nothing_before_it_has_read_everything(memory: Mem
     memory.clock.advance(2 * HOUR)  # no dispatcher runs meanwhile
     memory.advance(timedelta())
     assert delivered(memory) == [b"%d" % number for number in reversed(range(1_100))]
+
+
+def test_a_message_is_not_dropped_for_a_topic_that_was_created_meanwhile(
+    memory: MemoryPulsar,
+) -> None:
+    client, topic = memory.client(), TopicName.parse("orders")
+    producer = producer_of(memory)
+    for number in range(10):
+        producer.send(b"%d" % number, deliver_after=timedelta(seconds=60 + number))
+    producer.close()
+    described = change_settings(memory.admin, "orders", on_missing_target=MissingTarget.DROP)
+    memory.admin.delete(topic, force=True)
+    with MemoryDispatcher(client, memory.admin, memory._broker, described) as dispatcher:
+        for second in range(75):
+            if second == 62:
+                client.subscribe("orders", "app").close()
+            memory.clock.advance(timedelta(seconds=1))
+            dispatcher.run_once()
+    assert set(delivered(memory)) >= {b"%d" % number for number in range(4, 10)}
 
 
 def test_a_new_owner_that_reads_its_journal_in_part_publishes_nothing(

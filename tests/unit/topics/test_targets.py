@@ -96,6 +96,8 @@ def test_warning_about_a_topic_without_receivers_has_the_remedies(
     producer.send(b"later", deliver_after=timedelta(minutes=3))
     with caplog.at_level(logging.WARNING):
         memory.advance(timedelta(minutes=4))
-    (line,) = {item.getMessage() for item in caplog.records if "holding" in item.getMessage()}
-    assert f"({NO_RECEIVER}): holding its messages. Subscribe to it." in line
+    (line,) = {
+        item.getMessage() for item in caplog.records if "cannot be written" in item.getMessage()
+    }
+    assert f"({NO_RECEIVER}): its messages are not delivered now. Subscribe to it." in line
     assert "`delaylevel levels set orders --keep-target`" in line
