@@ -7,11 +7,13 @@ from collections import Counter
 
 import pytest
 
+from delaylevel.inspection import Inspector
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from support.run import (
     UNIT,
     Owners,
     Start,
+    address,
     answer,
     conditions,
     create,
@@ -78,6 +80,18 @@ def test_its_http_service_tells_of_mover_and_dispatcher(
     assert page.count(f"<h2>{topic}</h2>") == 1
     assert "moving" in page
     assert "Window partitions" in page
+    asked, read = (
+        Inspector(world.plain_client, world.admin, orders, live=on) for on in (True, False)
+    )
+    assert asked.live is not None
+    assert (len(list(asked.rows())), len(asked.live.ask("counts"))) == (4, 2)
+    assert (list(asked.rows()), asked.live.refusals) == (list(read.rows()), {})
+    with world.serving(description) as serving:
+        # As 127.0.0.1 of another machine would be.
+        serving.dispatcher.advertise(address(process))
+        world.eventually(serving.dispatcher.stats, "a share of another dispatcher")
+        assert list(asked.rows()) == list(read.rows())
+        assert asked.live.refusals
 
     second = cli_process("run", orders, "--metrics-port", "0")
     world.eventually(lambda: answer(second, "readyz")[0] == 200, "readiness of the standby")

@@ -102,12 +102,17 @@ def started(world: RealWorld, cli_process: Start, description: LevelTopicDescrip
     return process
 
 
+def address(process: Any) -> str:
+    """Return the address of the HTTP service that a process has printed; nothing before it has."""
+    printed = re.search(r"Status page at (http://127\.0\.0\.1:[0-9]+)/", said(process))
+    return printed[1] if printed else ""
+
+
 def answer(process: Any, path: str) -> tuple[int, str]:
-    """Ask the HTTP service of a process, at the address that it has printed."""
-    printed = re.search(r"Status page at (http://127\.0\.0\.1:[0-9]+/)", said(process))
-    if printed is None:
+    """Ask the HTTP service of a process."""
+    if not (url := address(process)):
         return 0, ""
-    found = urllib3.request("GET", printed[1] + path, timeout=60, retries=False)
+    found = urllib3.request("GET", f"{url}/{path}", timeout=60, retries=False)
     return found.status, found.data.decode()
 
 
