@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
 from support.background import Background
-from support.fakes import HandClock, JumpingClock
+from support.fakes import HandClock
 from support.java_client import JavaSession, b64, compile_producer
 from support.proxy import Proxy
 from support.world import (
@@ -51,12 +51,6 @@ def orders(namespace: str) -> str:
 def clock() -> HandClock:
     """A clock at the present time, for a producer or a mover."""
     return HandClock()
-
-
-@pytest.fixture
-def jumping() -> JumpingClock:
-    """A clock that goes on, for a dispatcher; the test skips the time until something is due."""
-    return JumpingClock()
 
 
 @pytest.fixture
@@ -135,22 +129,26 @@ def spark_job(
 
 
 @pytest.fixture
-def spark_once(spark: Any, connection: Connection, tmp_path: Path) -> Callable[..., None]:
-    """``spark_once(description, …)``: move every ready message, then end."""
+def spark_once(spark: Any, connection: Connection, tmp_path: Path) -> Callable[..., list[Any]]:
+    """``spark_once(description, steps)``: move ready messages; return the progress of each batch.
+
+    The steps may be left out; further arguments are those of SyncSettings.
+    """
     from delaylevel.spark_sync import SparkSyncJob, SyncSettings
 
-    def run(*descriptions: LevelTopicDescription, **values: Any) -> None:
+    def run(description: LevelTopicDescription, steps: Any = None, **values: Any) -> list[Any]:
         values.setdefault("checkpoint", str(tmp_path / "checkpoint"))
-        names = tuple(item.topic for item in descriptions)
-        settings = SyncSettings(names, once=True, **values)
+        settings = SyncSettings((description.topic,), once=True, **values)
+        progress: list[Any] = []
         for again in (True, True, False):
             try:
-                return SparkSyncJob(connection, settings, spark=spark).run()
+                SparkSyncJob(connection, settings, spark=spark, steps=steps).run(progress.append)
+                break
             except BrokerError as error:
                 # Spark gives a Python process ten seconds to start, whatever the machine does.
                 if not again or "failed to connect back" not in str(error):
                     raise
-        return None
+        return progress
 
     return run
 
@@ -194,15 +192,17 @@ def cli_process(
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """``cli_process("mover", "run", …)``: start the program; kill it at the end if it still runs.
 
-    Its output goes to files; ``process.log`` is the path of its stderr.
+    Its output goes to files; ``process.log`` is the path of its stderr. ``program`` is another one.
     """
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    def start(
+        *arguments: str, program: Sequence[str] = ("-m", "delaylevel"), **options: Any
+    ) -> subprocess.Popen[str]:
         log = tmp_path / f"process-{len(started)}.err"
         with log.open("w") as errors, log.with_suffix(".out").open("w") as output:
             process: Any = subprocess.Popen(
-                [sys.executable, "-m", "delaylevel", *arguments],
+                [sys.executable, *program, *arguments],
                 stdout=output,
                 stderr=errors,
                 text=True,

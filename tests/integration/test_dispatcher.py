@@ -60,8 +60,9 @@ def backlog(admin: Admin, description: LevelTopicDescription) -> int:
 
 @pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Shared])
 def test_release_is_by_due_time_then_order_of_sending_and_never_early(
-    kind: Any, tracked: Tracked, world: RealWorld, jumping: JumpingClock
+    kind: Any, tracked: Tracked, world: RealWorld
 ) -> None:
+    jumping = JumpingClock()
     description = tracked(window_partitions=1)
     consumer = world.plain_client.subscribe(description.targets[0], "application", kind)
     begin_ms = jumping.now_ms() + 300_000

@@ -24,7 +24,7 @@ BRIEF = Levels(
 
 
 def test_once_leaves_messages_that_are_not_ready(
-    world: RealWorld, spark_once: Callable[..., None]
+    world: RealWorld, spark_once: Callable[..., list[Any]]
 ) -> None:
     description = world.level_topic(
         Levels(PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=3)))

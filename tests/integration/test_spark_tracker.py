@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,12 +11,10 @@ import pulsar
 import pytest
 
 from delaylevel.cluster.port import AcknowledgedRange
-from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.model.topic_name import TopicName
-from support.world import RealWorld
+from support.world import Arrival, RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -35,79 +32,56 @@ LEVELS = Levels(
 )
 
 
-class Watch(threading.Thread):
-    """A thread that records acknowledgements out of order in every source partition."""
-
-    def __init__(self, admin: Admin, description: LevelTopicDescription) -> None:
-        super().__init__()
-        self.partitions = [
-            member.topic.partition(index)
-            for member in description.members()
-            if member.role in (Role.LEVEL, Role.HELD, Role.WINDOW)
-            for index in range(member.partitions)
-        ]
-        self.looks = 0
-        self.found: dict[TopicName, tuple[AcknowledgedRange, ...]] = {}
-        self._admin = admin
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        while not self._ended.is_set():
-            for partition in self.partitions:
-                if ranges := self._admin.acknowledged_ranges(partition, SUBSCRIPTION):
-                    self.found[partition] = ranges
-            self.looks += 1
-            self._ended.wait(0.2)
-
-    def end(self) -> None:
-        self._ended.set()
-        self.join()
-
-
 def test_from_wrapper_to_consumer_without_acknowledgement_holes(
     world: RealWorld, spark_job: Callable[..., Any]
 ) -> None:
     description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
     orders = description.targets[0]
     get = world.arrivals(orders, consumer_type=pulsar.ConsumerType.Exclusive)
-    watch = Watch(world.admin, description)
+    sources = [
+        member.topic.partition(index)
+        for member in description.members()
+        if member.role in (Role.LEVEL, Role.HELD, Role.WINDOW)
+        for index in range(member.partitions)
+    ]
+
+    def holes() -> list[AcknowledgedRange]:
+        ranges = (world.admin.acknowledged_ranges(source, SUBSCRIPTION) for source in sources)
+        return [each for found in ranges for each in found]
+
     delays = [random.Random(5).randint(0, 6000) for _ in range(600)]
-    serving = world.serving(description)
-    watch.start()
-    try:
-        with (
-            spark_job(description) as job,
-            world.client().create_producer(orders, enable_delay_level_topic=True) as producer,
-        ):
-            job.ready()
-            begin_ms = SystemClock().now_ms()
-            for number, delay_ms in enumerate(delays):
-                producer.send_async(
-                    b"%d" % number,
-                    None,
-                    deliver_at=begin_ms + delay_ms,
-                    partition_key=f"key-{number % 7}",
-                )
-            producer.flush()
-            arrivals = get(len(delays))
-            world.drained(description)
-            window = description.window_topic
-            world.eventually(
-                lambda: (
-                    not any(
-                        stats.subscriptions[SUBSCRIPTION].backlog_entries
-                        for stats in world.admin.partitioned_stats(window).values()
-                    )
-                ),
-                "the acknowledgement of the window",
+    arrivals: list[Arrival] = []
+    with (
+        world.serving(description),
+        spark_job(description) as job,
+        world.client().create_producer(orders, enable_delay_level_topic=True) as producer,
+    ):
+        job.ready()
+        begin_ms = SystemClock().now_ms()
+        for number, delay_ms in enumerate(delays):
+            producer.send_async(
+                b"%d" % number,
+                None,
+                deliver_at=begin_ms + delay_ms,
+                partition_key=f"key-{number % 7}",
             )
-    finally:
-        watch.end()
-        serving.stop()
+        producer.flush()
+        while len(arrivals) < len(delays):
+            arrivals += get(10)
+            assert holes() == []
+        world.drained(description)
+        window = description.window_topic
+        world.eventually(
+            lambda: (
+                not any(
+                    stats.subscriptions[SUBSCRIPTION].backlog_entries
+                    for stats in world.admin.partitioned_stats(window).values()
+                )
+            ),
+            "the acknowledgement of the window",
+        )
 
     assert sorted(int(a.message.data()) for a in arrivals) == list(range(len(delays)))
     delayed = [a for a in arrivals if "delaylevel.due" in a.message.properties()]
     assert len(delayed) > len(delays) // 2
     assert min(a.late_ms for a in delayed) >= 0
-    assert watch.looks > 3
-    assert watch.found == {}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pulsar
 import pytest
+import urllib3
 
 from delaylevel.broker.process import free_ports
 from delaylevel.testing import EmbeddedPulsar
@@ -40,56 +39,33 @@ concurrency = 2
 """
 
 
-class Program:
-    """An application that runs in a folder."""
-
-    def __init__(self, folder: Path, pulsar: EmbeddedPulsar) -> None:
-        self.topic, self._log = pulsar.topic("orders"), folder / "output"
-        self.send = pulsar.client().create_producer(self.topic).send
-        (self.port,) = free_ports(1)
-        where = pulsar.connection
-        addresses = f"service_url = '{where.service_url}'\nadmin_url = '{where.admin_url}'\n"
-        (folder / "config.toml").write_text(addresses + CONFIG)
-        (folder / "shop.py").write_text(APP.format(topic=self.topic, port=self.port))
-        with self._log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "shop.py"], cwd=folder, stdout=output, stderr=subprocess.STDOUT
-            )
-
-    def said(self) -> str:
-        return self._log.read_text()
-
-    def until(self, text: str) -> None:
-        """Wait for a text in the output."""
-        eventually(lambda: text in self.said() or self.process.poll() is not None, text, 120)
-        assert text in self.said(), self.said()
-
-
-@pytest.fixture
-def program(tmp_path: Path, embedded_pulsar: EmbeddedPulsar) -> Iterator[Program]:
-    pytest.importorskip("prometheus_client")
-    made = Program(tmp_path, embedded_pulsar)
-    yield made
-    made.process.kill()
-    made.process.wait()
-
-
 def test_it_serves_metrics_and_a_signal_ends_it_after_the_running_handler(
-    program: Program, embedded_pulsar: EmbeddedPulsar
+    embedded_pulsar: EmbeddedPulsar, cli_process: Callable[..., Any], tmp_path: Path
 ) -> None:
-    program.send(b"first")
-    program.until("end first")
+    pytest.importorskip("prometheus_client")
+    (port,) = free_ports(1)
+    topic, where = embedded_pulsar.topic("orders"), embedded_pulsar.connection
+    addresses = f"service_url = '{where.service_url}'\nadmin_url = '{where.admin_url}'\n"
+    (tmp_path / "config.toml").write_text(addresses + CONFIG)
+    (tmp_path / "shop.py").write_text(APP.format(topic=topic, port=port))
+    producer = embedded_pulsar.client().create_producer(topic)
+    process = cli_process(program=["shop.py"], cwd=tmp_path, env=dict(os.environ))
+
+    def said() -> str:
+        return str(process.log.read_text() + process.log.with_suffix(".out").read_text())
+
+    def until(text: str) -> None:
+        """Wait for a text in the output."""
+        eventually(lambda: text in said() or process.poll() is not None, text, 120)
+        assert text in said(), said()
 
     def get(path: str) -> str:
-        try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{program.port}{path}", timeout=60
-            ) as answer:
-                return str(answer.read().decode())
-        except urllib.error.HTTPError as error:
-            return error.read().decode()
+        url = f"http://127.0.0.1:{port}{path}"
+        return urllib3.request("GET", url, timeout=60, retries=False).data.decode()
 
-    labels = f'{{listener="bill",subscription="billing",topic="{program.topic}"}}'
+    producer.send(b"first")
+    until("end first")
+    labels = f'{{listener="bill",subscription="billing",topic="{topic}"}}'
     eventually(lambda: f"delaylevel_listener_handled_total{labels} 1.0" in get("/metrics"), "it")
     # A message may arrive before the consumers of all partitions are connected.
     eventually(lambda: f"delaylevel_listener_subscribed{labels} 1.0" in get("/metrics"), "it")
@@ -97,14 +73,14 @@ def test_it_serves_metrics_and_a_signal_ends_it_after_the_running_handler(
     assert "delaylevel_listener_duration_seconds_bucket" in get("/metrics")
     assert '"ok": true' in get("/healthz")
     assert "bill" in get("/")
-    program.send(b"second")
-    program.until("begin second")
-    program.process.terminate()
-    assert program.process.wait(60) == 0
-    assert "end second" in program.said()
-    assert "[listeners.shipp] has no effect" in program.said()
+    producer.send(b"second")
+    until("begin second")
+    process.terminate()
+    assert process.wait(60) == 0
+    assert "end second" in said()
+    assert "[listeners.shipp] has no effect" in said()
     consumer = embedded_pulsar.client().subscribe(
-        program.topic, "billing", consumer_type=pulsar.ConsumerType.Shared
+        topic, "billing", consumer_type=pulsar.ConsumerType.Shared
     )
     with pytest.raises(pulsar.Timeout):
         consumer.receive(500)

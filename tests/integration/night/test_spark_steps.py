@@ -22,12 +22,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from delaylevel.cli.main import cli
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError, StepsError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.spark_sync import SparkSyncJob, SyncSettings, job
+from delaylevel.spark_sync import SparkSyncJob, job
 from delaylevel.spark_sync.arrow_rows import SCHEMA
 from delaylevel.spark_sync.steps import dropped, load_steps
 from support.world import RealWorld
@@ -57,27 +56,13 @@ def ready(
     return make
 
 
-@pytest.fixture
-def run_once(spark: Any, connection: Connection, tmp_path: Path) -> Callable[..., list[Any]]:
-    """``run_once(description, steps)``: move ready messages; return the progress of each batch."""
-
-    def run(description: LevelTopicDescription, steps: Steps, **settings: Any) -> list[Any]:
-        settings.setdefault("checkpoint", str(tmp_path / "checkpoint"))
-        progress: list[Any] = []
-        values = SyncSettings((description.topic,), once=True, **settings)
-        SparkSyncJob(connection, values, spark=spark, steps=steps).run(progress.append)
-        return progress
-
-    return run
-
-
 def account() -> Any:
     return F.col("properties")["account"]
 
 
 def test_a_table_of_closed_accounts_and_changed_due_times(
     ready: Callable[..., LevelTopicDescription],
-    run_once: Callable[..., list[Any]],
+    spark_once: Callable[..., list[Any]],
     world: RealWorld,
 ) -> None:
     description = ready(["a-1", "closed-1", "later-1", "soon-1", "a-2", "closed-2", "unwanted-1"])
@@ -92,7 +77,7 @@ def test_a_table_of_closed_accounts_and_changed_due_times(
         open_only = frame.withColumn("account", account()).join(closed, "account", "left_anti")
         return open_only.filter("account <> 'unwanted'").withColumn("due", due)
 
-    progress = run_once(description, steps)
+    progress = spark_once(description, steps)
     # Dropped messages are acknowledged as well, and counted.
     drained_to = [
         m.value for m in world.stored(description.topic) if m.properties["account"] == "later"
@@ -113,12 +98,12 @@ def test_a_table_of_closed_accounts_and_changed_due_times(
     ]
     assert int(again.properties["delaylevel.due"]) > now_ms + 8 * HOUR
     # Only the messages that were parked again are pending.
-    run_once(description, lambda frame: frame)
+    spark_once(description, lambda frame: frame)
     assert len(world.stored(description.targets[0])) == 3
 
 
 def test_messages_pass_spark_and_a_shuffle_as_they_are(
-    world: RealWorld, parked: Callable[..., dict[str, str]], run_once: Callable[..., list[Any]]
+    world: RealWorld, parked: Callable[..., dict[str, str]], spark_once: Callable[..., list[Any]]
 ) -> None:
     """They leave the source as columns, and are messages again in another task."""
     unit = timedelta(milliseconds=200)
@@ -133,7 +118,7 @@ def test_messages_pass_spark_and_a_shuffle_as_they_are(
             late = (1 << 64) - 1  # no column can have this time
             producer.send(body, properties, "key \u2713", "order", event_timestamp=late)
     time.sleep(2 * unit.total_seconds())  # now they are ready
-    run_once(description, lambda frame: frame.repartition(3))
+    spark_once(description, lambda frame: frame.repartition(3))
 
     def fields(topic: str) -> list[Any]:
         found = (
@@ -149,7 +134,7 @@ def test_messages_pass_spark_and_a_shuffle_as_they_are(
 def test_a_join_that_multiplies_is_an_error(
     world: RealWorld,
     ready: Callable[..., LevelTopicDescription],
-    run_once: Callable[..., list[Any]],
+    spark_once: Callable[..., list[Any]],
     tmp_path: Path,
 ) -> None:
     description = ready(["a-1", "b-1", "b-2"])
@@ -168,14 +153,14 @@ def test_a_join_that_multiplies_is_an_error(
 
     for number, steps in enumerate((in_one_task, far_apart, exploded)):
         with pytest.raises(StepsError, match=r"came twice in one batch.*left_semi"):
-            run_once(description, steps, checkpoint=str(tmp_path / str(number)))
+            spark_once(description, steps, checkpoint=str(tmp_path / str(number)))
         assert world.backlog(description) == 3
 
 
 def test_the_result_of_the_steps_is_checked_before_the_first_batch(
     world: RealWorld,
     ready: Callable[..., LevelTopicDescription],
-    run_once: Callable[..., list[Any]],
+    spark_once: Callable[..., list[Any]],
     tmp_path: Path,
 ) -> None:
     description = ready(["a-1"])
@@ -192,7 +177,7 @@ def test_the_result_of_the_steps_is_checked_before_the_first_batch(
     }
     for text, steps in wrong.items():
         with pytest.raises(StepsError, match=text):
-            run_once(description, steps)
+            spark_once(description, steps)
     assert not (tmp_path / "checkpoint").exists()
     assert world.backlog(description) == 1
 
