@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,40 @@ import pytest
 from delaylevel import DelayLevelClient
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, handled_ids
-from support.topic_ids import known, save, save_one
+from delaylevel.consumer.retry import Verdict
 from support.world import QUIET, RealWorld, eventually
 
 Open = Callable[..., HandledIds]
+
+
+def message(number: object) -> Any:
+    return SimpleNamespace(id=f"m-{number}", identity=f"m-{number}")
+
+
+def save(handled: HandledIds, *numbers: object) -> None:
+    """Save IDs without waiting for each, then wait for all."""
+    for number in numbers:
+        save_one(handled, number, lambda: None)
+    assert handled.flush()
+
+
+def save_one(
+    handled: HandledIds, number: object, saved: Callable[[], object] | None = None
+) -> None:
+    """Save an ID; without a function for it, wait until the broker has confirmed it."""
+    each, event = message(number), threading.Event()
+    assert handled.begin(each) is Verdict.HANDLE
+    handled.save(each, saved or event.set)
+    assert saved or event.wait(60)
+
+
+def known(handled: HandledIds, *numbers: object) -> list[bool]:
+    """Return which IDs are those of handled messages."""
+    found = []
+    for each in map(message, numbers):
+        found.append(handled.begin(each) is Verdict.DUPLICATE)
+        handled.release(each)
+    return found
 
 
 @pytest.fixture

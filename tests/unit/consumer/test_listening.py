@@ -11,6 +11,7 @@ from typing import Any
 
 import pulsar
 import pytest
+from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String
 
 from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
@@ -121,6 +122,80 @@ def test_every_retry_is_handled_at_its_own_time(scene: Scene) -> None:
     assert scene.retries() == []
 
 
+class Order(Record):
+    number = Integer()
+
+
+class LaterOrder(Record):
+    number = Integer()
+    note = String(default=None, required_default=True)
+
+
+# One Avro record in two versions.
+LaterOrder.__name__ = "Order"
+
+
+@pytest.mark.parametrize("schema", [AvroSchema, JsonSchema])
+def test_a_retry_has_everything_of_its_message_for_its_subscription_only(
+    scene: Scene, schema: Any
+) -> None:
+    received: list[ReceivedMessage] = []
+    others: list[int] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        received.append(message)
+        if message.attempt < 3:
+            raise ValueError("no money")
+
+    client = scene.memory.client()
+    with_old = client.create_producer("orders", schema=schema(Order))
+    scene.on(handle, retry=["1h", "1h"], schema=schema(LaterOrder))
+    scene.app.on("orders", subscription="shipping", schema=schema(LaterOrder))(
+        lambda message: others.append(message.value.number)
+    )
+    with_old.send(
+        Order(number=1), {"mine": "1"}, "k", ordering_key="o", event_timestamp=1_700_000_000_123
+    )
+    client.create_producer("orders", schema=schema(LaterOrder)).send(LaterOrder(number=2, note="x"))
+    scene.memory.advance(DAY)
+    assert others == [1, 2]
+    values = [(each.attempt, each.value.number, each.value.note) for each in received]
+    assert sorted(values) == [(n, *value) for n in (1, 2, 3) for value in ((1, None), (2, "x"))]
+    message, copy, third = (each for each in received if each.value.number == 1)
+    for each in (message, copy, third):
+        assert (each.key, each.ordering_key, each.properties) == ("k", "o", {"mine": "1"})
+        assert (each.event_timestamp_ms, each.id) == (1_700_000_000_123, message.id)
+        assert each.topic == "persistent://public/default/orders"
+        assert each.first_published_ms == message.publish_ms
+    for each in (copy, third):
+        found = each.all_properties
+        assert (found["REAL_TOPIC"], found["REAL_SUBSCRIPTION"]) == (each.topic, "billing")
+        assert found["ORIGIN_MESSAGE_ID"] == message.id
+        assert found["delaylevel-retry-error"] == "ValueError: no money"
+    assert copy.all_properties["delaylevel.id"] == f"{message.id}#billing#1"
+
+
+@pytest.mark.parametrize("size", [5_212_500, 5_225_000])  # a parked message may be smaller only
+def test_what_has_no_room_for_the_error_leaves_it_out(scene: Scene, size: int) -> None:
+    errors = []
+
+    def handle(message: ReceivedMessage) -> None:
+        scene.add(message)
+        errors.append(message.all_properties.get("delaylevel-retry-error"))
+        if message.attempt == 1:
+            raise ValueError("e" * 2000)
+
+    scene.on(handle, retry=["1h"])
+    scene.send(b"x" * size)
+    scene.memory.advance(DAY)
+    if size == 5_212_500:
+        assert (scene.attempts, errors, scene.reasons()) == ([1, 2], [None, None], [])
+    else:
+        (reason,) = scene.reasons()
+        assert "the copy would be too large" in reason
+        assert scene.attempts == [1]
+
+
 def test_a_replayed_dead_letter_begins_again(scene: Scene) -> None:
     """Its attempts are others than those before, for the dispatcher as well, which drops copies."""
     scene.fail(ValueError("no"), retry=["1h"])
@@ -128,7 +203,9 @@ def test_a_replayed_dead_letter_begins_again(scene: Scene) -> None:
     admin, clock = scene.memory.admin, scene.memory.clock
     found = find_dead_letters(admin, "orders", "billing")
     assert found is not None
+    assert find_dead_letters(admin, "orders-billing-DLQ", None) == found
     description, source = found
+    assert not list(dead_letters.dead_letters(scene.app.client, admin, description))
     for target in (None, None, "persistent://public/default/orders"):
         letter = scene.memory.delivered("orders-billing-DLQ")[-1]
         assert "raise error" in letter.properties["delaylevel-retry-traceback"]

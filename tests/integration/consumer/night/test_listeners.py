@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pulsar
@@ -21,7 +24,14 @@ from delaylevel import DelayLevelClient, topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.locks import PartitionLock
-from delaylevel.consumer import Backoff, Deduplication, Listeners, ReceivedMessage, TopicIdStore
+from delaylevel.consumer import (
+    Backoff,
+    Deduplication,
+    Listeners,
+    ReceivedMessage,
+    Reject,
+    TopicIdStore,
+)
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.position import source_partitions
@@ -175,8 +185,9 @@ def test_partitions_and_their_retries(world: RealWorld, runner: AppRunner, kind:
         if message.attempt == 1:
             raise ValueError
 
+    odd = "a b#c?d=é&,+100%2Bb"
     options = {"subscription_type": kind, "concurrency": 3, "retry": Backoff("0s")}
-    runner.on(handle, topic=name.full, **options)
+    runner.on(handle, topic=name.full, subscription=odd, **options)
     runner.send(bodies(0, 30), topic=name.full, batching_enabled=False)
     runner.start()
     world.eventually(lambda: runner.listener.stats.counts().handled == 30, "the second attempts")
@@ -184,23 +195,8 @@ def test_partitions_and_their_retries(world: RealWorld, runner: AppRunner, kind:
     assert sorted(value for value, _, _ in attempts) == sorted(bodies(0, 30))
     assert {topic for _, _, topic in attempts} == {name.full}
     assert most <= 3, "retries count, too"
-
-
-def test_an_odd_name_of_a_subscription_names_that_of_the_retries(
-    world: RealWorld, runner: AppRunner
-) -> None:
-    name = "a b#c?d=é&,+100%2Bb"
-
-    def handle(message: ReceivedMessage) -> None:
-        raise ValueError
-
-    runner.on(handle, subscription=name, retry=Backoff("20s"))
-    runner.send([b"order 1"])
-    runner.start()
-    world.eventually(lambda: runner.listener.stats.counts().retried, "the retry")
-    retries = world.name(f"orders-{name}-RETRY")
-    stats = world.admin.partition_stats(retries.partition(0))
-    assert list(stats.subscriptions) == [name]
+    retries = world.admin.partition_stats(world.name(f"parts-{odd}-RETRY").partition(0))
+    assert list(retries.subscriptions) == [odd]
 
 
 # -- faults
@@ -249,28 +245,85 @@ def test_a_missing_subscription_is_named(
             PartitionLock(client, world.admin, [source], "local")
 
 
-def test_listeners_go_on_when_the_broker_is_back(
+def test_listeners_go_on_when_the_broker_is_back_and_handle_nothing_again(
     private_broker: Callable[..., EmbeddedBroker],
 ) -> None:
     broker = private_broker()
+    store = TopicIdStore(timeout_s=60)
+    ids = Deduplication(by=lambda message: message.value.decode(), store=store)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(contextlib.closing(quiet_client(broker.connection)))
         world = RealWorld(broker.connection, stack, "public/default", client)
-        runner = stack.enter_context(AppRunner(world))
-        both = Gate(coroutine=False), Gate(coroutine=True)
-        for number, gate in enumerate(both):
-            gate.release.set()
-            runner.on(gate.handle, subscription=f"s{number}", retry=False)
-        runner.start()
-        runner.send(bodies(0, 10))
-        world.eventually(lambda: all(len(gate.handled) == 10 for gate in both), "the first ones")
+
+        def listening() -> tuple[AppRunner, list[Gate]]:
+            runner = stack.enter_context(AppRunner(world))
+            gates = [
+                Gate(coroutine, lambda each: int(each.value) > 9) for coroutine in (False, True)
+            ]
+            for number, gate in enumerate(gates):
+                options = {"retry": False, "deduplicate": ids, "concurrency": 20}
+                runner.on(gate.handle, subscription=f"s{number}", **options)
+            runner.start()
+            return runner, gates
+
+        def handled(gates: list[Gate], count: int) -> None:
+            world.eventually(lambda: all(len(each.handled) >= count for each in gates), "all", 120)
+
+        runner, gates = listening()
+        runner.send(bodies(0, 20))
+        handled(gates, 10)
         assert broker.kill()
         world.eventually(lambda: not runner.ready(), "the end of the connections")
+        for gate in gates:
+            gate.release.set()  # nobody can store their IDs
         broker.start()
-        runner.send(bodies(10, 20))
-        wanted = set(bodies(0, 20))
-        world.eventually(lambda: all(set(gate.handled) == wanted for gate in both), "all", 120)
+        runner.send(bodies(20, 30))
+        handled(gates, 30)
         world.eventually(runner.ready, "the listeners")
+        runner.stop()
+        assert [sorted(gate.handled) for gate in gates] == 2 * [sorted(bodies(0, 30))]
+        runner, gates = listening()
+        for gate in gates:
+            gate.release.set()
+        runner.send(bodies(0, 31))
+        handled(gates, 1)
+        assert [gate.handled for gate in gates] == 2 * [[b"30"]]
+
+
+def test_what_cannot_be_copied_comes_again_or_is_a_dead_letter(
+    world: RealWorld, runner: AppRunner, bytes_keys: Callable[..., None], tmp_path: Path
+) -> None:
+    """An encrypted message is never stored in clear text."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    private, public = str(tmp_path / "private.pem"), str(tmp_path / "public.pem")
+    for words in (
+        ["genrsa", "-out", private, "2048"],
+        ["rsa", "-in", private, "-pubout", "-out", public],
+    ):
+        subprocess.run([openssl, *words], check=True, capture_output=True)
+    keys = {"crypto_key_reader": pulsar.CryptoKeyReader(public, private)}
+    seen: list[tuple[bytes, int]] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append((message.value, message.attempt))
+        raise (ValueError, Reject)[len(seen) % 2]("no money")
+
+    again = {"negative_ack_redelivery_delay_ms": 100, **keys}
+    runner.on(handle, retry=Backoff("0s"), **again)
+    runner.start()
+    runner.send([b"secret"], encryption_key="key", **keys)
+    world.eventually(lambda: len(seen) > 3, "the message again and again")
+    assert set(seen) == {(b"secret", 1)}
+    members = topics.describe(world.admin, runner.topic).members()
+    copies = [world.topic("orders-billing-DLQ"), *(each.topic.full for each in members)]
+    assert not any(map(world.stored, copies))
+    bytes_keys(runner.topic, "ordering", b"\xff\xfe", b"pay", properties={})
+    world.eventually(lambda: world.stored(copies[0]), "the dead letter")
+    (letter,) = world.stored(copies[0])
+    assert letter.value == b"pay"
+    assert "the ordering key is not UTF-8" in letter.properties["delaylevel.reason"]
 
 
 # -- ends
