@@ -6,7 +6,7 @@ Hypothesis gives the same examples each time, however busy the machine is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,17 +27,10 @@ settings.load_profile("unit")
 
 
 @pytest.fixture
-def servers() -> Iterator[Callable[[], Server]]:
-    made: list[Server] = []
-
-    def make() -> Server:
-        made.append(Server())
-        return made[-1]
-
-    yield make
-    for server in made:
-        with contextlib.suppress(OSError):
-            server.close()
+def server() -> Iterator[Server]:
+    """An HTTP server whose answers a test scripts."""
+    with contextlib.closing(Server()) as made:
+        yield made
 
 
 @pytest.fixture

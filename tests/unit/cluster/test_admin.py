@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,8 +34,9 @@ STACK = "\n --- An unexpected error ---\n\nMessage: it broke\n\nStacktrace:\n\na
 
 
 @pytest.fixture
-def server(servers: Callable[[], Server]) -> Server:
-    return servers()
+def other() -> Iterator[Server]:
+    with contextlib.closing(Server()) as made:
+        yield made
 
 
 def script(server: Server, *answers: Answer) -> Admin:
@@ -49,13 +50,10 @@ def methods(server: Server) -> list[str]:
     return [seen[0] for seen in server.seen]
 
 
-def test_a_redirect_keeps_method_body_and_token(
-    server: Server, servers: Callable[[], Server]
-) -> None:
-    owner = servers()
-    server.answer = lambda method, path: (307, {"Location": owner.url + path}, b"")
+def test_a_redirect_keeps_method_body_and_token(server: Server, other: Server) -> None:
+    server.answer = lambda method, path: (307, {"Location": other.url + path}, b"")
     Admin(server.url, token=SECRET).create_partitioned(TOPIC, 3, {"a": "b"})
-    ((method, path, headers, body),) = owner.seen
+    ((method, path, headers, body),) = other.seen
     assert (method, path) == ("PUT", "/admin/v2/persistent/public/default/orders/partitions")
     assert json.loads(body) == {"partitions": 3, "properties": {"a": "b"}}
     assert headers["Authorization"] == f"Bearer {SECRET}"
@@ -238,9 +236,9 @@ def test_a_broker_that_hangs_is_left_alone_for_a_while(
 
 
 def test_a_slow_answer_to_a_hasty_read_says_nothing_about_its_broker(
-    server: Server, servers: Callable[[], Server]
+    server: Server, other: Server
 ) -> None:
-    other, may_answer = servers(), threading.Event()
+    may_answer = threading.Event()
     server.answer = lambda method, path: FOUND if may_answer.wait(30) else DONE
     rest = http.Rest(f"{server.url},{other.url.removeprefix('http://')}", timeout_s=60)
     with pytest.raises(BrokerUnreachableError):

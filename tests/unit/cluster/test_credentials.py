@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pulsar
@@ -19,15 +18,9 @@ SECRET = "very secret"
 AWAY = "pulsar://127.0.0.1:1"
 
 
-@pytest.fixture
-def server(servers: Callable[[], Server]) -> Server:
-    server = servers()
-    server.answer = lambda method, path: reply(200, [])
-    return server
-
-
 @pytest.mark.parametrize("token", ["abc", lambda: "abc"])
 def test_the_token_of_a_client_serves_the_admin_interface(server: Server, token: Any) -> None:
+    server.answer = lambda method, path: reply(200, [])
     given = pulsar.AuthenticationToken(token)
     options: dict[str, Any] = {"authentication": given, "admin_url": server.url}
     for client in (

@@ -340,24 +340,21 @@ def test_a_range_of_large_messages_is_read_with_a_short_queue() -> None:
     assert partition.queues == [2000, 32, 16, 6]
 
 
-@pytest.mark.parametrize("refusals", [0, 1])
-def test_a_reader_that_meets_a_large_message_prefetches_fewer(refusals: int) -> None:
+@pytest.mark.parametrize("trouble", ["", "refused", "not connected"])
+def test_a_reader_that_meets_a_large_message_prefetches_fewer(
+    trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that was received waits for no broker that is away."""
     partition = large([(7, number, 0) for number in range(4)], (0, 4, 4, 0))
-    partition.refusals = [pulsar.ConnectError("away")] * refusals
+    partition.refusals = [pulsar.ConnectError("away")] * (trouble == "refused")
     reader = partition.reader()
-    found = [reader.receive(0) for _ in partition.messages]
+    with monkeypatch.context() as patch:
+        if trouble == "not connected":
+            patch.setattr(FakeReader, "is_connected", lambda self: False)
+        found = [reader.receive(0) for _ in range(2)]
+        assert trouble != "not connected" or partition.queues == [2000]
+    found += [reader.receive(0) for _ in range(2)]
     assert found == partition.messages
     assert partition.queues == [2000, 8]
     reader.close()
     assert all(each.closed for each in partition.readers)
-
-
-def test_a_large_message_waits_for_no_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    partition = large([(7, number, 0) for number in range(3)], (4, 4, 0))
-    reader = partition.reader()
-    with monkeypatch.context() as patch:
-        patch.setattr(FakeReader, "is_connected", lambda self: False)
-        assert reader.receive(0) == partition.messages[0]
-        assert partition.queues == [2000]
-    assert [reader.receive(0) for _ in range(2)] == partition.messages[1:]
-    assert partition.queues == [2000, 8]
