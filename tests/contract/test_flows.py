@@ -6,14 +6,13 @@ import json
 from datetime import timedelta
 from typing import Any
 
-import pulsar
 import pytest
 from pulsar import ConsumerType, InitialPosition
 from pulsar.schema import Integer, JsonSchema, Record
 
 from delaylevel import PartitionStrategy, wrap
 from delaylevel.cluster.schemas import EncodedSchema, find, reference_to
-from delaylevel.errors import BrokerUnreachableError, StrategyMismatchError
+from delaylevel.errors import BrokerUnreachableError
 from delaylevel.model import envelope as env
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import default_level_topic
@@ -97,26 +96,6 @@ def test_messages_pass_two_levels_on_time_and_unchanged(world: World) -> None:
             int(name),
         )
         assert -world.early_ms <= at_ms - due_ms <= world.late_ms
-
-
-def test_the_wrapper_wraps_flushes_and_closes(world: World) -> None:
-    client = world.client()
-    consumer = consumer_for(world)
-    plain = client.create_producer(world.topic("orders"))
-    producer = wrap(plain, client, partition_strategy=SECONDS, final_window="broker")
-    outcomes: list[Any] = []
-    later = {"deliver_after": timedelta(seconds=2.5)}
-    for _ in range(50):
-        producer.send_async(b"x", lambda result, _: outcomes.append(result), **later)
-    producer.close()  # waits for confirmation of every message
-    assert outcomes == [pulsar.Result.Ok] * 50
-    assert world.stored(producer.description.level_topic(0).partition(1).full)
-    with pytest.raises(StrategyMismatchError):
-        producer_for(world, strategy=TWO_LEVELS)
-    with pytest.raises(pulsar.AlreadyClosed):
-        producer.send(b"", **later)
-    world.catch_up(timedelta(seconds=3))
-    assert world.bodies(consumer, 50) == [b"x"] * 50
 
 
 class Order(Record):  # type: ignore[misc]

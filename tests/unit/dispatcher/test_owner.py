@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.dispatcher.journal.topic import Journal
-from delaylevel.errors import BrokerError, DelayLevelError
+from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import MissingTarget
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
@@ -88,16 +87,3 @@ def test_a_new_owner_that_reads_its_journal_in_part_publishes_nothing(
             memory.advance(HOUR)
     memory.advance(10 * HOUR)
     assert delivered(memory) == [b"x", b"far"]
-
-
-def test_a_damaged_journal_is_left_to_the_operator(
-    memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    producer_of(memory).send(b"x", deliver_after=HOUR)
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "read", lambda _: iter([b"not a record"]))
-        with pytest.raises(DelayLevelError, match="journal record"):
-            memory.advance(2 * HOUR)
-    assert delivered(memory) == []
-    memory.advance(HOUR)  # nothing holds the partition
-    assert delivered(memory) == [b"x"]

@@ -32,6 +32,16 @@ def run_for(run: Simulation, seconds: float) -> None:
         run.round()
 
 
+def paused(run: Simulation, count: int) -> list[str]:
+    """Pause everything, and let this many messages become due; return their IDs."""
+    put(run)
+    run_for(run, 1)
+    run.pause()
+    waits = [put(run) for _ in range(count)]
+    run_for(run, 1)
+    return waits
+
+
 def test_messages_of_a_paused_target_wait_and_others_do_not(run: Simulation) -> None:
     before = put(run)
     run_for(run, 1)
@@ -55,11 +65,7 @@ def test_messages_of_a_paused_target_wait_and_others_do_not(run: Simulation) -> 
 
 
 def test_a_spread_is_even_and_later_messages_are_on_time(run: Simulation) -> None:
-    put(run)
-    run_for(run, 1)
-    run.pause()
-    waits = [put(run) for _ in range(300)]
-    run_for(run, 1)
+    waits = paused(run, 300)
     begin_ms = run.clock.now_ms()
     run.resume(spread_ms=10_000)
     dues = {put(run, due_in_ms=at_ms): begin_ms + at_ms for at_ms in range(500, 9_500, 500)}
@@ -74,11 +80,7 @@ def test_a_spread_is_even_and_later_messages_are_on_time(run: Simulation) -> Non
 
 
 def test_a_spread_is_even_by_a_clock_that_is_behind(run: Simulation) -> None:
-    put(run)
-    run_for(run, 1)
-    run.pause()
-    waits = [put(run) for _ in range(100)]
-    run_for(run, 1)
+    waits = paused(run, 100)
     begin_ms = run.clock.now_ms() + 3_000  # by the clock of the machine where it was resumed
     pauses = run.description.pauses.resume(ALL, begin_ms, 10_000)
     run.description = replace(run.description, pauses=pauses)
@@ -89,11 +91,7 @@ def test_a_spread_is_even_by_a_clock_that_is_behind(run: Simulation) -> None:
 
 
 def test_a_spread_by_a_clock_that_is_far_ahead_delays_nothing_later(run: Simulation) -> None:
-    put(run)
-    run_for(run, 1)
-    run.pause()
-    waits = put(run)
-    run_for(run, 1)
+    (waits,) = paused(run, 1)
     pauses = run.description.pauses.resume(ALL, run.clock.now_ms() + 30_000, 10_000)
     run.description = replace(run.description, pauses=pauses)
     run_for(run, 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from delaylevel.dispatcher.host import Turns
 
 
@@ -28,31 +30,7 @@ def test_waiting_threads_work_in_the_order_of_their_ranks_also_while_one_writes(
             for thread in threads:
                 thread.join(60)
         order.append(9)
+    with pytest.raises(ValueError, match="failed"), turns.take(9):
+        raise ValueError("failed")
     work(5)  # it is free again
     assert order == [1, 1, 2, 3, 9, 5]
-
-
-def test_one_thread_works_at_a_time_and_an_error_ends_its_turn() -> None:
-    turns, working, done = Turns(), [0], [0]
-
-    def work(rank: int) -> None:
-        for _ in range(200):
-            try:
-                with turns.take(rank):
-                    working[0] += 1
-                    assert working[0] == 1
-                    done[0] += 1
-                    working[0] -= 1
-                    with turns.pause():
-                        pass
-                    assert working[0] == 0
-                    raise ValueError
-            except ValueError:
-                pass
-
-    threads = [threading.Thread(target=work, args=(rank % 3,)) for rank in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert done == [1200]

@@ -209,31 +209,13 @@ def test_the_columns_are_pinned() -> None:
 
 
 def test_messages_released_by_the_journal_are_not_pending(filled: Filled) -> None:
-    np = pytest.importorskip("numpy")
-    from delaylevel.dispatcher.journal.records import Commit, Intent, encode, pack
-    from delaylevel.dispatcher.journal.topic import stamped
-    from delaylevel.structures.id_columns import IdColumns
-
+    """They stay in the window as long as an earlier one of their partition is pending."""
     pending = filled(final_window="tracker")
-    look, every = pending.look(), len(pending.sent)
-    waiting = [row for row in look.rows() if row.role == "window"]
-    partition = waiting[0].partition
-    in_partition = [row for row in waiting if row.partition == partition]
-    gone = in_partition[::2]
-    assert len(gone) > 5
-    positions = np.array([pack(row.ledger, row.entry << 10 | row.batch) for row in gone])
-    intent = Intent(0, positions, IdColumns.of([("a", number) for number in range(len(gone))]))
-    commit = encode(Commit(0, np.zeros(0, dtype=np.int64)))
-    log = look.description.journal_topic.partition(partition).full
-    producer = pending.memory.client().create_producer(log)
-    # An intent alone releases no message, and another dispatcher owns the journal.
-    for record in (stamped(7, 1, encode(intent)), stamped(8, 2, commit)):
-        producer.send(record)
-        assert len(list(look.rows())) == every
-    producer.send(stamped(7, 2, commit))
-    left = {row.id for row in look.rows()}
-    assert len(left) == every - len(gone)
-    assert not {row.id for row in gone} & left
+    look, released_ms = pending.look(live=False), pending.dues[40] + 1
+    pending.memory.advance(timedelta(milliseconds=released_ms - pending.now_ms))
+    left = [due_ms for due_ms in pending.dues if due_ms > pending.now_ms]
+    assert 0 < len(left) < len(pending.dues)
+    assert dues(look.rows()) == left
     for exact in (False, True):
         found = look.horizon(exact=exact)
         assert (found.messages, found.exact) == (len(left), True)

@@ -42,8 +42,6 @@ LEAD = 600_000
 SLACK = LEAD // 2
 AFTER = 3 * DAY - LEAD
 
-quick = examples(30)
-
 
 def partition(after_ms: int = AFTER) -> SourcePartition:
     topic = "persistent://public/default/orders-delay-level-partition-2"
@@ -172,27 +170,6 @@ def check(stored: Stored, start: Position, now_ms: int, after_ms: int = AFTER) -
 cuts = st.lists(st.integers(1, 60), max_size=4).map(tuple)
 
 
-@quick
-@given(
-    st.lists(st.integers(-4 * DAY, 0), min_size=1, max_size=60).map(sorted),
-    cuts,
-    st.data(),
-)
-def test_the_bound_is_exact_if_publish_times_rise(
-    offsets: list[int], cut: tuple[int, ...], data: st.DataObject
-) -> None:
-    now = T0
-    stored = Stored.of([now + offset for offset in offsets], cut)
-    ready_count = sum(offset <= -AFTER for offset in offsets)
-    done = data.draw(st.integers(0, ready_count))
-    start = stored.entries[done - 1][0].next_entry if done else EARLIEST
-    found, again = check(stored, start, now)
-    assert found == max(ready_count, done)
-    if found < len(offsets):
-        # The next check is in the future, and at the latest when the next entry is ready.
-        assert now < again <= max(now + 1, now + offsets[found] + AFTER)
-
-
 # A quiet ledger: one message, one a day later.
 PAIR = {10: [0, DAY]}
 SPLIT = {10: [0, 1], 12: [DAY]}
@@ -254,25 +231,39 @@ def test_a_lead_of_a_millisecond_works() -> None:
     assert stored.bound(EARLIEST, T0 + AFTER, lead_ms=1).end == Position(10, 1)
 
 
-@quick
+@examples(50)
 @given(
     st.lists(st.tuples(st.integers(0, DAY), st.integers(-SLACK, SLACK)), min_size=1, max_size=60),
+    st.booleans(),
     cuts,
-    st.integers(0, 2 * DAY),
+    st.integers(-AFTER, 2 * DAY),
+    st.data(),
 )
-def test_skew_hides_an_entry_at_most_as_long_as_the_clocks_differ(
-    sent: list[tuple[int, int]], cut: tuple[int, ...], at: int
+def test_the_bound_is_exact_but_for_the_difference_of_the_clocks(
+    sent: list[tuple[int, int]],
+    equal: bool,
+    cut: tuple[int, ...],
+    at: int,
+    data: st.DataObject,
 ) -> None:
-    sent.sort()  # by the true time
-    stored = Stored.of([T0 + true + skew for true, skew in sent], cut)
-    now = T0 + AFTER + at
-    found, again = check(stored, EARLIEST, now)
+    sent = sorted((true, 0 if equal else skew) for true, skew in sent)  # by the true time
+    times = [T0 + true + skew for true, skew in sent]
+    stored, now = Stored.of(times, cut), T0 + AFTER + at
     widest = max(skew for _, skew in sent) - min(skew for _, skew in sent)
-    for number, (true, skew) in enumerate(sent):
-        if T0 + true + skew + AFTER + widest <= now:
+    ready_count = sum(time + AFTER + widest <= now for time in times)
+    done = data.draw(st.integers(0, ready_count)) if equal else 0
+    start = stored.entries[done - 1][0].next_entry if done else EARLIEST
+    found, again = check(stored, start, now)
+    if equal:
+        assert found == ready_count
+    if equal and found < len(times):
+        # The next check is in the future, and at the latest when the next entry is ready.
+        assert now < again <= max(now + 1, times[found] + AFTER)
+    for number, time in enumerate(times):
+        if time + AFTER + widest <= now:
             assert number < found
         elif number >= found:
-            assert again <= max(now, T0 + true + skew + AFTER + max(widest, SLACK))
+            assert again <= max(now, time + AFTER + max(widest, SLACK))
 
 
 def simulate(
