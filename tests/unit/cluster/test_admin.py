@@ -154,8 +154,9 @@ def nobody() -> str:
 @pytest.fixture
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """Yield the socket of a broker that accepts connections and never answers."""
-    monkeypatch.setattr(http, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(http, "_PROBE_TIMEOUT_S", 0.2)
+    # Another broker that answers has this time, too, on a busy machine.
+    monkeypatch.setattr(http, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(http, "_PROBE_TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening
 
@@ -206,18 +207,19 @@ def test_a_read_is_given_up_early_if_its_broker_hangs(
 @pytest.mark.parametrize("hasty", [False, True])
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_read_by_a_broker_that_is_away_goes_to_the_next_one(
-    server: Server, hanging: str, hangs: bool, hasty: bool
+    server: Server, request: pytest.FixtureRequest, hangs: bool, hasty: bool
 ) -> None:
     script(server, FOUND)
-    first = hanging if hangs else nobody()
+    first = request.getfixturevalue("hanging") if hangs else nobody()
     rest = http.Rest(f"{first},{server.url.removeprefix('http://')}", timeout_s=600)
     assert (rest.within(600) if hasty else rest).get("x") == {"a": "b"}
     assert http.address_at(server.url).answered_s > 0, "it is the first one from now on"
 
 
 def test_a_broker_that_hangs_is_left_alone_for_a_while(
-    listening: socket.socket, hanging: str
+    listening: socket.socket, hanging: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(http, "_PROBE_EVERY_S", 60.0)
     admin = Admin(hanging, timeout_s=600, for_service=True)
     listening.settimeout(0.1)
 
