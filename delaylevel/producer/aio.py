@@ -387,7 +387,10 @@ class AsyncDelayLevelProducer(Scheduling):
         business, *parked = self._producers()
         # Those that are still being opened are closed when they are open.
         opened = [found for found in [each.seal() for each in parked] if found is not None]
-        await wait_for_all(*(blocking(producer.close) for producer in [business, *opened]))
+        try:
+            await wait_for_all(*(blocking(producer.close) for producer in [business, *opened]))
+        finally:
+            self._close_admin()
 
     def _check_open(self) -> None:
         self._check_loop()

@@ -370,16 +370,21 @@ def wrap_request(
         given["block_if_queue_full"] = arguments["block_if_queue_full"]
     given = given_options(create_producer, topic, (), given, WRAP_SIGNATURE.parameters)
     options = {"block_if_queue_full": True, **given}
-    admin = arguments["admin"] or getattr(client, "admin", None)
+    admin, own = arguments["admin"] or getattr(client, "admin", None), None
     if admin is None and arguments["admin_url"] is not None:
         known = client_options(client)
         known["tls_validate_hostname"] = arguments["tls_validate_hostname"]
         if arguments["tls_trust_certs_file_path"] is not None:
             known["tls_trust_certs_file_path"] = arguments["tls_trust_certs_file_path"]
-        admin = admin_for(known, arguments["admin_url"], arguments["admin_token"])
+        admin = own = admin_for(known, arguments["admin_url"], arguments["admin_token"])
     clock = arguments["clock"] or getattr(client, "_delaylevel_clock", None) or SystemClock()
     choice = LevelTopicChoice(*(arguments[field] for field in LevelTopicChoice._fields))
-    return topic, options, lambda find: prepare(topic, options, admin, find, clock, choice)
+
+    def prepared(find: Callable[[str], Any]) -> ProducerSetup:
+        setup = prepare(topic, options, admin, find, clock, choice)
+        return setup._replace(own_admin=own)
+
+    return topic, options, prepared
 
 
 #: The arguments of :func:`wrap`.

@@ -304,16 +304,19 @@ class DelayLevelProducer(BaseProducer):
         with self._lock:
             self._closed = self._sealed = True
             self._sends = {}
-        with interruptible():
-            try:
-                # The client's own close fails the messages that it has not sent yet.
-                flushed = self._flush()
-            except BaseException:
-                for close in self.closes():
-                    close(ignore)
-                raise
-            closed = run_all(self.closes())
-            self._report(flushed or closed, self._callbackless.number_sent())
+        try:
+            with interruptible():
+                try:
+                    # The client's own close fails the messages that it has not sent yet.
+                    flushed = self._flush()
+                except BaseException:
+                    for close in self.closes():
+                        close(ignore)
+                    raise
+                closed = run_all(self.closes())
+                self._report(flushed or closed, self._callbackless.number_sent())
+        finally:
+            self._close_admin()
 
     send = blocking(Scheduling.send)
     schedule = blocking(Scheduling.schedule)

@@ -123,6 +123,7 @@ class BaseProducer:
         self._target = setup.target
         self._clock = setup.clock
         self._admin = setup.admin
+        self._own_admin = setup.own_admin
         self._reading = setup.reading
         self._settings = setup.level_settings
         self._window_settings = setup.window_settings or setup.level_settings
@@ -195,6 +196,11 @@ class BaseProducer:
         """Return functions that start to close all producers of the client."""
         business, *parked = self._producers()
         return [partial(close_async, business), *(each.close_async for each in parked)]
+
+    def _close_admin(self) -> None:
+        """Close the connections of the admin interface, if it is the producer's own."""
+        if self._own_admin is not None:
+            self._own_admin.close()
 
     def _prepared(self, routing: Routing, message: Message) -> tuple[Route, Any, dict[str, Any]]:
         """Return the route of a message, its body for this route, and its other arguments."""

@@ -242,6 +242,7 @@ class ProducerSetup(NamedTuple):
         missing: True if the level topic does not exist yet.
         reference: the schema of the payloads, once the business topic is open; None for bytes.
         reading: a ``pulsar.Client`` for readers, which only blocks threads that call it.
+        own_admin: the admin interface, if it is the producer's own, which closes it.
     """
 
     description: LevelTopicDescription
@@ -257,6 +258,7 @@ class ProducerSetup(NamedTuple):
     admin: TopicAdmin | None = None
     reading: Any = None
     schema: Any = None
+    own_admin: Admin | None = None
 
     def created(self, schema: Any) -> ProducerSetup:
         """Create the level topic if it is missing; return the setup with its description."""

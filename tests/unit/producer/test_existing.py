@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import warnings
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pulsar
 import pulsar.asyncio
 import pytest
 
+import delaylevel.asyncio
 from delaylevel import WrapWarning, wrap
 from delaylevel.errors import InvalidInputError, UnsupportedOptionError
 from delaylevel.model.topic_name import TopicName
@@ -99,6 +101,42 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(client: Any) -> None
 
 
 # -- producers and clients
+
+
+class OwnAdmin:
+    """The admin interface of a Pulsar in memory, with connections that have to be closed."""
+
+    def __init__(self, memory: MemoryPulsar) -> None:
+        self._admin = memory.admin
+        self.closed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._admin, name)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_the_admin_interface_of_admin_url_is_closed_with_the_producer(
+    memory_pulsar: MemoryPulsar, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = OwnAdmin(memory_pulsar)
+    monkeypatch.setattr(producer_client, "admin_for", lambda *_: own)
+    monkeypatch.setattr(type(client), "admin", None)
+    wrapped = wrap(client.create_producer("orders"), client, admin_url="http://one:8080")
+    assert own.closed == 0
+    wrapped.close()
+    assert own.closed == 1
+
+    async def use() -> None:
+        aio = memory_pulsar.asyncio_client()
+        monkeypatch.setattr(type(aio), "admin", None)
+        plain = await aio.create_producer("orders")
+        wrapped = await delaylevel.asyncio.wrap(plain, aio, admin_url="http://one:8080")
+        await wrapped.close()
+
+    asyncio.run(use())
+    assert own.closed == 2
 
 
 def test_wrong_arguments_are_refused(client: Any) -> None:
