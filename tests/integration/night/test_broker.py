@@ -61,7 +61,7 @@ def received(broker: EmbeddedBroker, count: int) -> list[int]:
 
 
 def test_everything_listens_on_loopback_and_on_our_ports(own: EmbeddedBroker) -> None:
-    """This includes the storage node, which once took a port for outgoing connections."""
+    """Also the storage node, which once took a port for outgoing connections."""
     table = Path("/proc/net/tcp")
     if not table.exists():
         pytest.skip("only Linux lists the listening ports in a file")
