@@ -605,7 +605,9 @@ class PartitionOwner:
         self.stats.set(
             pending=len(delay_queue) + self._publisher.flights.prepared,
             in_flight=self._unanswered,
-            next_due_ms=earliest((delay_queue.pending.next_due_ms, waiting.first_due_ms)),
+            next_due_ms=earliest(
+                (delay_queue.pending.next_due_ms, self._publisher.first_waiting_ms)
+            ),
             memory_bytes=delay_queue.memory_bytes,
             disk_bytes=delay_queue.pending.segments.disk_bytes + waiting.disk_bytes,
         )

@@ -172,21 +172,12 @@ class WaitingQueues:
         """Total size of the spill files."""
         return sum(each.segments.disk_bytes for each in self.overflows)
 
-    @property
-    def first_due_ms(self) -> int | None:
-        """Earliest due time of the first messages, ms since the epoch; None without messages.
-
-        Those that wait for the end of a pause, and not for their target, do not count.
-        """
-        found: list[int] = []
-        for key, each in self._queues.items():
-            if key.partition == PAUSED_PARTITION:
-                continue
-            if each.batches:
-                found.append(int(each.batches[0].due_ms[0]))
-            elif each.rest is not None and (due_ms := each.rest.next_due_ms) is not None:
-                found.append(due_ms)
-        return min(found, default=None)
+    def first_due_ms(self, target: TargetKey) -> int | None:
+        """Return the due time of a target's first message, ms since the epoch."""
+        each = self._queues[target]
+        if each.batches:
+            return int(each.batches[0].due_ms[0])
+        return None if each.rest is None else each.rest.next_due_ms
 
     @property
     def loose(self) -> list[DueBatch]:

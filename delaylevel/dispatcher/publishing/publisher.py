@@ -24,6 +24,7 @@ from delaylevel.dispatcher.pending import (
     UNKNOWN_PARTITION,
 )
 from delaylevel.dispatcher.record import DueBatch, WindowMessage
+from delaylevel.model.clock import earliest
 from delaylevel.structures.segments.pending import SpillError
 
 from .flights import Flight, Flights, PoolItem, is_below_limits
@@ -107,6 +108,13 @@ class BatchPublisher:
     def has_waiting(self) -> bool:
         """True if due messages wait for their targets, and not only for the end of a pause."""
         return any(not self._gate.rests(key) for key in self._queue.waiting.targets)
+
+    @property
+    def first_waiting_ms(self) -> int | None:
+        """Earliest due time of the messages that `has_waiting` counts, ms, or None without any."""
+        waiting = self._queue.waiting
+        keys = (key for key in waiting.targets if not self._gate.rests(key))
+        return earliest(map(waiting.first_due_ms, keys))
 
     @property
     def next_spread_ms(self) -> int | None:

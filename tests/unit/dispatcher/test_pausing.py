@@ -52,7 +52,7 @@ def test_messages_of_a_paused_target_wait_and_others_do_not(run: Simulation) -> 
     assert set(run.sent_ms) == {before, passes}
     assert not run.publisher.has_waiting
     assert run.publisher.next_spread_ms is None
-    assert run.queue.waiting.first_due_ms is None
+    assert run.stats.now().next_due_ms is None
     assert (len(run.queue), list(run.queue.state.paused)) == (5, [ORDERS])
     run.takeover(random.Random(1))
     run_for(run, 3)
@@ -62,6 +62,15 @@ def test_messages_of_a_paused_target_wait_and_others_do_not(run: Simulation) -> 
     assert run.broker.topics[ORDERS].delivered == [before, *waits]
     assert run.broker.topics[INVOICES].delivered == [passes]
     assert run.queue.state.paused == {}
+
+
+def test_what_waits_for_its_target_is_not_overdue_while_that_is_paused(run: Simulation) -> None:
+    run.broker.topics[ORDERS].away = True
+    put(run)
+    run_for(run, 1)
+    run.pause(ORDERS)
+    run_for(run, 2)
+    assert (len(run.queue), run.stats.now().next_due_ms) == (1, None)
 
 
 def test_a_spread_is_even_and_later_messages_are_on_time(run: Simulation) -> None:
