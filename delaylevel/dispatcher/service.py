@@ -8,9 +8,10 @@ import os
 import shutil
 import threading
 import time
+import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -200,21 +201,25 @@ def check_dispatched(description: LevelTopicDescription) -> None:
         )
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; OSError if another dispatcher, in any container, has it."""
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
 def sweep(directory: Path) -> None:
     """Delete the files of dispatchers that no longer run."""
+    # Not by process ID: containers that share a volume all have the same one.
     for each in directory.glob("dispatcher-*"):
-        pid = each.name.rpartition("-")[2]
-        if not pid.isdigit():
-            continue
-        try:
-            if int(pid) != os.getpid():
-                os.kill(int(pid), 0)
-                continue
-        except PermissionError:
-            continue  # it runs for another user
-        except ProcessLookupError:
-            pass
-        shutil.rmtree(each, ignore_errors=True)
+        with suppress(OSError), locked(each):
+            shutil.rmtree(each, ignore_errors=True)
 
 
 class Dispatcher:
@@ -276,7 +281,7 @@ class Dispatcher:
         self._advertised: dict[str, str] = {}
         self._looked_s = time.monotonic()
         self._is_running = False
-        self._directory = settings.directory / f"dispatcher-{os.getpid()}"
+        self._directory = settings.directory / f"dispatcher-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         sweep(settings.directory)
         for name in level_topics:
             self.add(name)
@@ -420,6 +425,8 @@ class Dispatcher:
         """
         try:
             make_spill_folder(self._directory, shared=self._settings.directory)
+            with suppress(OSError):  # no room for the folder, or a file system without locks
+                self._opened.enter_context(locked(self._directory))
             self._is_running = True
             self._begun_s = time.monotonic()
             self._start_processes()

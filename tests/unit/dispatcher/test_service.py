@@ -50,7 +50,7 @@ def test_only_the_user_can_enter_the_folder_of_a_process(
 ) -> None:
     """Create the folder, or tighten one that appeared after the start."""
     dispatcher = dispatcher_in(tmp_path / "spill")
-    folder = tmp_path / "spill" / f"dispatcher-{os.getpid()}"
+    folder = dispatcher._directory
     found: list[int] = []
 
     def tick() -> None:
@@ -66,6 +66,22 @@ def test_only_the_user_can_enter_the_folder_of_a_process(
         os.umask(umask)
     assert found == [0o700]
     assert not folder.exists()
+
+
+def test_only_files_of_dispatchers_that_do_not_run_are_deleted(tmp_path: Path) -> None:
+    """The first process of each container has the same ID."""
+    dispatcher = dispatcher_in(tmp_path)
+    old = tmp_path / "dispatcher-1"  # of a process that has ended, and not of the present one
+    found: list[bool] = []
+
+    def tick() -> None:
+        old.mkdir()
+        dispatcher_in(tmp_path)
+        found.extend((old.exists(), dispatcher._directory.exists()))
+        dispatcher.stop()
+
+    dispatcher.run(tick)
+    assert found == [False, True]
 
 
 def test_a_directory_that_cannot_be_used_is_an_error_at_the_start(tmp_path: Path) -> None:
