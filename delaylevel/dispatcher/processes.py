@@ -179,12 +179,15 @@ class Processes:
     Args:
         opener: opens what each of them runs; None without any.
         count: number of processes with this one; 0 for one for each usable core.
+
+    Attributes:
+        names: names of all processes, this one included, once they are started.
     """
 
     def __init__(self, opener: Opener | None, count: int) -> None:
         self._opener = opener
         self._count = count or usable_cores()
-        self._names: list[str] = []
+        self.names: list[str] = []
         self._children: dict[str, _Child] = {}
         self._looked_s = time.monotonic()
         self._again_s: dict[str, float] = {}
@@ -197,10 +200,10 @@ class Processes:
         """Start them, at most ``most`` with this one, and return the names of all processes."""
         # More processes than window partitions would have nothing to do.
         further = range(2, min(self._count, most) + 1)
-        self._names = [name, *(f"{name}-{number}" for number in further)]
-        for each in self._names[1:]:
+        self.names = [name, *(f"{name}-{number}" for number in further)]
+        for each in self.names[1:]:
             self._begin(each)
-        return tuple(self._names)
+        return tuple(self.names)
 
     def look(self) -> None:
         """Start those again that have ended or hang."""
@@ -284,7 +287,7 @@ class Processes:
     def _begin(self, name: str) -> None:
         assert self._opener is not None
         try:
-            self._children[name] = _Child(name, self._names, self._opener, self.url)
+            self._children[name] = _Child(name, self.names, self._opener, self.url)
         except (OSError, RuntimeError) as error:  # too many processes, or no memory left
             self._try_again(name, f"cannot be started ({error})")
 

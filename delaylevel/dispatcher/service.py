@@ -10,9 +10,9 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -394,7 +394,7 @@ class Dispatcher:
                 ServedGroup(
                     topic.description,
                     topic.membership.name,
-                    topic.group,
+                    self._present(topic.group, stats.get(topic.description.topic, {})),
                     time.monotonic() - topic.group_s,
                     {index: task.owner.host for index, task in topic.owners.items()},
                     stats.get(topic.description.topic, {}),
@@ -404,6 +404,14 @@ class Dispatcher:
                 )
                 for topic in self._topics
             )
+
+    def _present(self, group: GroupState | None, here: Collection[int]) -> GroupState | None:
+        """Return a group with its present owners; ``here`` are the partitions of this command."""
+        # Without other commands it is read rarely, and never while only an owner in a further
+        # process is lost. The processes report every second.
+        if group is None or not {*group.members} <= {*self.processes.names}:
+            return group
+        return replace(group, owners={k: name for k, name in group.owners.items() if k in here})
 
     def member_stats(self, description: LevelTopicDescription) -> LevelTopicStatus:
         """Request the statistics of the levels, of held messages and of dead letters."""

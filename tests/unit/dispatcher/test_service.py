@@ -16,7 +16,7 @@ from delaylevel.cluster.port import ClientStats, PartitionStats, SubscriptionSta
 from delaylevel.dispatcher import Dispatcher, DispatchSettings, assignment, service
 from delaylevel.dispatcher.assignment import GroupState, Membership, assign
 from delaylevel.dispatcher.service import ServedTopic
-from delaylevel.dispatcher.stats import SharedOwnerStats
+from delaylevel.dispatcher.stats import OwnerStats, SharedOwnerStats
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
@@ -88,6 +88,21 @@ def test_a_directory_that_cannot_be_used_is_an_error_at_the_start(tmp_path: Path
     (tmp_path / "spill").write_bytes(b"")
     with pytest.raises(SpillError, match="choose another directory"):
         dispatcher_in(tmp_path / "spill").run()
+
+
+@pytest.mark.parametrize(("member", "unowned"), [("me-2", [0, 2]), ("other", [])])
+def test_a_partition_that_a_further_process_has_lost_is_without_owner(
+    member: str, unowned: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group is not read again while its members stay."""
+    dispatcher, topic = dispatcher_in(tmp_path), served(SimpleNamespace(name="me"))
+    topic.group = GroupState(("me", member), dict.fromkeys(range(3), member))
+    reported = {(topic.description.topic, 1): OwnerStats()}
+    monkeypatch.setattr(dispatcher.processes, "names", ["me", "me-2"])
+    monkeypatch.setattr(dispatcher.processes, "stats", lambda: reported)
+    dispatcher._topics.append(topic)
+    (group,) = dispatcher.groups()
+    assert group.unowned == unowned
 
 
 @pytest.mark.parametrize("takes_long", [False, True])
