@@ -65,8 +65,8 @@ def start_listener(
     with ExitStack() as stack:
         publisher = RetryPublisher(client, listener.topic, listener.subscription)
         stack.callback(publisher.close)
-        delays = listener.backoff.delays if listener.backoff is not None else ()
-        level_topic = publisher.prepare(max(delays, default=None))
+        backoff = listener.backoff
+        level_topic = publisher.prepare(backoff.longest if backoff is not None else None)
         handled: HandledIds | None = None
         if listener.deduplication is not None:
             topic, subscription = listener.business_topic, listener.subscription
@@ -233,7 +233,7 @@ class Listeners:
 
         Raises:
             InvalidInputError: an option or the signature of the handler is wrong, or the topic and
-                subscription have a handler already.
+                subscription have a handler already; the partitions of a topic share theirs.
         """
         given = {
             "subscription": subscription,
@@ -262,10 +262,14 @@ class Listeners:
         new = listeners_of(handler, topic, name, {**configured, **stated})
         for listener in new:
             for known in self._listeners:
-                if (known.topic, known.subscription) == (listener.topic, listener.subscription):
+                # The partitions of a topic share the topic of their retries, and so their handler.
+                ours = (listener.business_topic, listener.subscription)
+                if (known.business_topic, known.subscription) == ours and (
+                    known.topic == listener.topic or known.handler != handler
+                ):
                     raise InvalidInputError(
                         f"listener {listener.name!r}: {known.name!r} handles topic "
-                        f"{listener.topic} with subscription {listener.subscription!r} already: "
+                        f"{known.topic} with subscription {listener.subscription!r} already: "
                         "choose another subscription"
                     )
         self._listeners += new

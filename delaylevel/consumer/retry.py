@@ -73,6 +73,11 @@ class Backoff:
         """The number of attempts, the first one included."""
         return len(self.delays) + 1
 
+    @property
+    def longest(self) -> timedelta | None:
+        """The longest time between two attempts; None if there is only one attempt."""
+        return max(self.delays) * (1 + self.jitter) if self.delays else None
+
     def delay(
         self, attempt: int, random: Callable[[], float] = random_numbers.random
     ) -> timedelta | None:

@@ -175,6 +175,11 @@ def test_two_handlers_of_one_subscription_are_refused() -> None:
     app = Listeners(None)
     app.on("orders", subscription="billing")(handle)
     app.on("orders", subscription="audit", name="audit")(handle)
-    with pytest.raises(InvalidInputError, match="'handle' handles topic"):
-        app.on("public/default/orders", subscription="billing")(await_message)
+    for topic in ("public/default/orders", "orders-partition-0"):
+        with pytest.raises(InvalidInputError, match="'handle' handles topic"):
+            app.on(topic, subscription="billing")(await_message)
     assert len(app.listeners) == 2
+    # One handler may have some partitions, each with consumers of its own.
+    app.on(["invoices-partition-0", "invoices-partition-1"], subscription="billing")(handle)
+    with pytest.raises(InvalidInputError, match="invoices-partition-0 with"):
+        app.on("invoices-partition-2", subscription="billing")(await_message)

@@ -17,7 +17,7 @@ from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Backoff, Deduplication, Listeners, ReceivedMessage, Reject, Retry
 from delaylevel.consumer.retry_topics import find_dead_letters, subscriptions_with_dead_letters
-from delaylevel.errors import InvalidInputError
+from delaylevel.errors import DelayTooLongError, InvalidInputError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters
 from delaylevel.testing import MemoryPulsar
@@ -104,6 +104,11 @@ def test_a_retry_that_no_level_topic_takes_is_a_dead_letter(scene: Scene, after:
     assert scene.attempts == [1]
     (reason,) = scene.reasons()
     assert "cannot be retried: " in reason
+
+
+def test_a_delay_that_fits_only_without_its_jitter_is_refused_at_the_start(scene: Scene) -> None:
+    with pytest.raises(DelayTooLongError, match="a delay of 33d is beyond the longest level"):
+        scene.on(scene.add, retry=Backoff("30d", jitter=0.1))
 
 
 def test_every_retry_is_handled_at_its_own_time(scene: Scene) -> None:
