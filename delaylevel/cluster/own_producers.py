@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from delaylevel.errors import BrokerError
@@ -91,12 +91,23 @@ class OwnProducers(ProducerPool[_Key, Item]):
 
     Args:
         dead_letters: full name of the partition for dead letters.
+        keep: function that is called before that partition is opened, in any thread. It creates a
+            topic again that was deleted: the client would do that without the subscription that
+            keeps what is stored there. All other topics of ours have clients while they are in use,
+            so nobody deletes one by mistake.
     """
 
-    def __init__(self, client: Any, dead_letters: str, loop: HostLoop) -> None:
+    def __init__(
+        self,
+        client: Any,
+        dead_letters: str,
+        loop: HostLoop,
+        keep: Callable[[], object] = lambda: None,
+    ) -> None:
         super().__init__(loop)
         self._client = client
         self._dead_letters = dead_letters
+        self._keep = keep
         # Dead letters in a smaller form: their properties at first, and further forms.
         self._cuts: dict[Sent[Item], tuple[dict[str, str], Iterator[_Form]]] = {}
 
@@ -175,6 +186,8 @@ class OwnProducers(ProducerPool[_Key, Item]):
 
     def _open(self, key: _Key) -> Opened:
         topic, compression, batches = key
+        if topic == self._dead_letters:
+            self._keep()
         settings = {**_BATCHES[batches], **compression_settings(compression)}
         limits = None
         if not batches:
@@ -206,13 +219,16 @@ class DeadLetterTopic:
     """A partition of a dead-letter topic, for callers that wait.
 
     One thread uses it. The producers are opened on first use.
+
+    Args:
+        keep: as for :class:`OwnProducers`.
     """
 
-    def __init__(self, client: Any, topic: str) -> None:
+    def __init__(self, client: Any, topic: str, keep: Callable[[], object] = lambda: None) -> None:
         self._topic = topic
         self._woken = threading.Event()
         self._producers: OwnProducers[None] = OwnProducers(
-            client, topic, HostLoop(at_once, wake=self._woken.set)
+            client, topic, HostLoop(at_once, wake=self._woken.set), keep
         )
 
     def store(self, messages: Iterable[tuple[Payload, dict[str, str]]]) -> None:

@@ -46,6 +46,7 @@ from delaylevel.structures.segments.pending import (
     PendingSegments,
     SpillError,
 )
+from delaylevel.topics.registry import keep_dead_letters
 
 from .assignment import window_sources
 from .delay_queue import UNCLEAR_MS, DelayQueue, RecentReleases
@@ -345,8 +346,10 @@ class PartitionOwner:
             parked = parked_message(message, at.ledger, at.entry, at.batch)
             properties = hop.dead_letter_properties(parked, self.topic, _UNNUMBERED)
             letters.append((parked, properties))
-        dead_letters = self.host.descriptions.latest().dead_letter_topic.partition(0).full
-        with contextlib.closing(DeadLetterTopic(self.host.client, dead_letters)) as topic:
+        description = self.host.descriptions.latest()
+        dead_letters = description.dead_letter_topic.partition(0).full
+        keep = partial(keep_dead_letters, self.host.admin, description)
+        with contextlib.closing(DeadLetterTopic(self.host.client, dead_letters, keep)) as topic:
             topic.store(letters)
         for _ in letters:
             self.stats.set_aside("dead", _UNNUMBERED)

@@ -26,6 +26,7 @@ from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, Payload
 from delaylevel.model.position import SourcePartition
+from delaylevel.topics.registry import keep_dead_letters
 
 from . import hop
 from .hop import NextHop, Place
@@ -90,6 +91,7 @@ class OwnPlaces(Generic[Item]):
     def __init__(
         self,
         client: Any,
+        admin: TopicAdmin,
         description: Callable[[], LevelTopicDescription],
         clock: Clock,
         loop: HostLoop,
@@ -98,7 +100,9 @@ class OwnPlaces(Generic[Item]):
         self._now_s = loop.now_s
         self._clock = clock
         dead_letters = description().dead_letter_topic.partition(0).full
-        self.own: OwnProducers[Item] = OwnProducers(client, dead_letters, loop)
+        self.own: OwnProducers[Item] = OwnProducers(
+            client, dead_letters, loop, lambda: keep_dead_letters(admin, description())
+        )
         self._done: list[Carried[Item]] = []
 
     @property
@@ -186,7 +190,7 @@ class Carrier(OwnPlaces[Item]):
         refusal: Callable[[str], str | None] = lambda _: None,
         loop: HostLoop,
     ) -> None:
-        super().__init__(client, lambda: next_hop().description, clock, loop)
+        super().__init__(client, admin, lambda: next_hop().description, clock, loop)
         self._next_hop = next_hop
         self._refusal = refusal
         self.targets: TargetPool[Item] = TargetPool(

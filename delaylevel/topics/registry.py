@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -27,13 +28,16 @@ from delaylevel.model.level_topic import (
     PLAN_PROPERTY,
     LevelTopicDescription,
     Member,
+    Role,
     default_level_topic,
     default_level_topics,
 )
 from delaylevel.model.topic_name import TopicName
 
 from . import members
-from .subscriptions import subscribe
+from .subscriptions import keeps, subscribe
+
+log = logging.getLogger(__name__)
 
 _THREADS = 8
 _UNFINISHED = (
@@ -185,6 +189,26 @@ def _undo(admin: TopicAdmin, description: LevelTopicDescription, made: set[Topic
 def check_creatable(admin: TopicAdmin, description: LevelTopicDescription) -> None:
     """Raise the error that :func:`create` would raise, as far as that is known without changes."""
     _checked(admin, description)
+
+
+def keep_dead_letters(admin: TopicAdmin, description: LevelTopicDescription) -> None:
+    """Create the topic for dead letters again if it was deleted, perhaps by mistake.
+
+    Raises:
+        LevelTopicError: the level topic was deleted as well.
+        BrokerError: the topic is missing and cannot be created.
+    """
+    (member,) = (each for each in description.members() if each.role is Role.DEAD_LETTER)
+    if keeps(admin, member.topic.partition(0).full):
+        return
+    if find(admin, description.topic) is None:
+        raise LevelTopicError(f"level topic {description.topic} was deleted")
+    if members.metadata_of(admin, member.topic) is None:
+        members.create_missing(admin, member, description)
+    subscribe(admin, member)
+    policies = members.policies_of(admin, member.topic)
+    members.protect(admin, member, description, policies, admin.broker_settings())
+    log.warning("%s had been deleted, and was created again", member.topic)
 
 
 def find(admin: TopicAdmin, topic: str) -> LevelTopicDescription | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicAdmin
 from delaylevel.cluster.targets.receivers import topic_stats
-from delaylevel.errors import AdminError, LevelTopicError
+from delaylevel.errors import AdminError, BrokerError, LevelTopicError, NotFoundError
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
@@ -21,6 +21,8 @@ from delaylevel.model.topic_name import TopicName
 
 _SUBSCRIBE_WAIT_S = 20.0
 _SUBSCRIBE_PAUSE_S = 0.1
+# An interface that hangs would answer after its timeout, 30 s by default.
+_LOOK_S = 5.0
 _BAD_VERSION = "BadVersion"
 # Subscriptions of these types deliver a message at once, whatever its due time.
 _NOT_HOLDING = frozenset(("Exclusive", "Failover"))
@@ -122,6 +124,20 @@ def subscribe(admin: TopicAdmin, member: Member) -> None:
                 f"{member.topic.partition(index)} has no durable subscription {SUBSCRIPTION!r} "
                 "although it was created just now: messages parked there would be lost; try again"
             )
+
+
+def keeps(admin: TopicAdmin, partition: str) -> bool:
+    """Return False if a topic of ours does not exist, or lacks the subscription that keeps it.
+
+    True if nobody can look: it most likely exists.
+    """
+    try:
+        stats = admin.within(_LOOK_S).partition_stats(TopicName.parse(partition))
+    except NotFoundError:
+        return False
+    except BrokerError:
+        return True
+    return SUBSCRIPTION in stats.subscriptions
 
 
 def early_subscriptions(admin: TopicAdmin, description: LevelTopicDescription) -> list[str]:

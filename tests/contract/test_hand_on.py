@@ -527,6 +527,18 @@ def test_what_cannot_be_understood_is_a_dead_letter_between_the_others(
     assert sorted(map(str, others)) == ["b'first'", "b'last'"]
 
 
+@pytest.mark.parametrize("host", READERS)
+def test_the_topic_of_dead_letters_comes_back_with_its_subscription(host: str, make: Make) -> None:
+    """Somebody has deleted it: as long as nothing is stored there, the broker lets them."""
+    bench = make(host, TRACKER)
+    bench.memory.admin.delete(bench.description.dead_letter_topic)
+    bench.store(b"wrong", None)
+    assert bench.hand_on() == {"dead": 1}
+    assert (bench.backlog(), bench.backlog(DEAD)) == (0, 1)
+    name = bench.description.dead_letter_topic
+    assert bench.memory.admin.topic_policies(name).message_ttl_s == 0
+
+
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("key", ["", "k"])
 def test_a_cancellation_goes_to_the_window_partition_of_its_message(

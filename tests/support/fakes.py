@@ -20,7 +20,7 @@ import pulsar
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMetadata, TopicPolicies
 from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -327,7 +327,7 @@ class FakeClient:
 
 
 class FakeAdmin:
-    """An admin client for which each topic exists, with one subscription.
+    """An admin client for which each topic exists, with our subscription.
 
     Attributes:
         away: True if no broker answers.
@@ -352,7 +352,7 @@ class FakeAdmin:
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
         self._check(partition)
-        return PartitionStats(0, {"app": SubscriptionStats(0)}, deduplication=True)
+        return PartitionStats(0, {SUBSCRIPTION: SubscriptionStats(0)}, deduplication=True)
 
     def retains(self, topic: TopicName) -> bool:
         return False

@@ -127,7 +127,7 @@ class SetAsideTopics(OwnPlaces[tuple[Flight, int]]):
     """The held and the dead-letter topic, for messages of flights that are not published."""
 
     def __init__(self, host: Host) -> None:
-        super().__init__(host.client, host.descriptions.latest, host.clock, host.loop)
+        super().__init__(host.client, host.admin, host.descriptions.latest, host.clock, host.loop)
         self._dead_letters = host.descriptions.latest().dead_letter_topic.partition(0).full
         self._again: list[Carried[tuple[Flight, int]]] = []
         self._again_s = 0.0

@@ -279,6 +279,16 @@ def test_a_message_without_another_attempt_becomes_a_dead_letter(
     assert scene.retries() == []
 
 
+def test_the_topic_of_dead_letters_comes_back_with_its_subscription(scene: Scene) -> None:
+    """Somebody has deleted it while it was empty."""
+    admin = scene.memory.admin
+    scene.fail(ValueError("no funds"), retry=False)
+    admin.delete(TopicName.parse("orders-billing-DLQ"))
+    scene.memory.advance(NOW)
+    found = subscriptions_with_dead_letters(admin, topics.describe(admin, "orders"))
+    assert found == [(TopicName.parse("orders"), "billing", 1)]
+
+
 def test_filter_and_deduplication(scene: Scene) -> None:
     scene.on(
         scene.add,
