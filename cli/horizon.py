@@ -13,7 +13,6 @@ from delaylevel.cli.views.tables import (
     Column,
     bucket_label,
     count,
-    local,
     rate,
     render,
     short,
@@ -22,6 +21,7 @@ from delaylevel.cli.views.terminal import width_of
 from delaylevel.inspection.horizon import DueWithin, Horizon
 from delaylevel.model.formatting import format_duration, format_instant
 from delaylevel.model.level_topic import Role
+from delaylevel.model.topic_name import TopicName
 
 from . import options
 from .command import Settings, examples, pass_settings
@@ -115,7 +115,7 @@ def horizon_note(found: Horizon) -> str | None:
 
 
 def _summary(found: Horizon) -> str:
-    name = local(found.target or found.topic)
+    name = TopicName.parse(found.target or found.topic).short
     if not found.messages:
         return f"{name}: nothing is pending."
     text = f"{name}: {count(found.messages, found.exact)} pending"

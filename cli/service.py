@@ -15,7 +15,6 @@ import platformdirs
 
 from delaylevel.cli.views.live import Starting, first_unmet
 from delaylevel.cli.views.output import note
-from delaylevel.cli.views.tables import local
 from delaylevel.cluster import logs
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.threads import stop_on_signals
@@ -176,7 +175,7 @@ def serving_lines(
             held, of = len(group.stats), item.window_partitions
             share = f"window with {held} of {of} partitions"
             parts.append(share if held else "window on standby")
-        lines.append(f"{local(item.topic)} for {target}: {'; '.join(parts)}")
+        lines.append(f"{item.name.short} for {target}: {'; '.join(parts)}")
     return lines
 
 

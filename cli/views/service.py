@@ -9,18 +9,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from delaylevel.dispatcher.stats import OwnerStats, format_lateness, quantile_ms, total_lateness
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LEVEL_SUFFIX, Role
+from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.service import MoverStats
 from delaylevel.topics.status import LevelTopicStatus
 
 from .live import Starting
 from .output import note
-from .tables import local
 
 if TYPE_CHECKING:
     from delaylevel.run import LocalService
@@ -95,12 +95,12 @@ def progress_of(
         usual = states.pop("releasing", 0)
         shown = [str(usual)] if usual else []
         shown += [f"{count} {state}" for state, count in sorted(states.items())]
-        mover, name, found = movers.get(topic), local(topic), members.get(topic)
-        if name.startswith("_") and name.endswith(LEVEL_SUFFIX):
-            name = name[1 : -len(LEVEL_SUFFIX)]
+        mover, name, found = movers.get(topic), TopicName.parse(topic), members.get(topic)
+        if name.local.startswith("_") and name.local.endswith(LEVEL_SUFFIX):
+            name = replace(name, local=name.local[1 : -len(LEVEL_SUFFIX)])
         rows.append(
             TopicProgress(
-                name,
+                name.short,
                 None if mover is None else mover.state,
                 0 if mover is None else mover.report.total,
                 releases.get(topic, 0),

@@ -247,11 +247,6 @@ def rate(per_second: float | None) -> str:
     raise AssertionError("unreachable: the last unit always returns")
 
 
-def local(topic: str) -> str:
-    """Return a topic's name without its namespace."""
-    return TopicName.parse(topic).local
-
-
 def bucket_label(from_ms: int, length_ms: int) -> str:
     """Return the start of a period, no more precise than the period is long."""
     moment = datetime.fromtimestamp(from_ms / 1000, timezone.utc)

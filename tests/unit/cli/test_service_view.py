@@ -25,7 +25,7 @@ ORDERS = "persistent://public/default/_orders-delay-level"
 LEVEL_TOPIC = LevelTopicDescription(ORDERS, Levels(PartitionStrategy()), ("orders",))
 NOW_MS = 1_800_000_000_000
 Members = dict[str, LevelTopicStatus | None]
-OTHERS = "persistent://public/default/_others-delay-level"
+OTHERS = "persistent://public/others/_orders-delay-level"
 
 
 def owner(**values: object) -> OwnerStats:
@@ -61,14 +61,16 @@ def test_rows_and_lines_show_what_waits_in_the_level_topic(members: Members) -> 
     assert orders == TopicProgress(
         "orders", "moving", 1_200, 600, "4", 25, 3 + 7, 0, "overdue 6.0s"
     )
-    assert others == TopicProgress("others", None, 0, 0, "1 recovering", 25)
+    assert others == TopicProgress("public/others/orders", None, 0, 0, "1 recovering", 25)
     assert totals(rows) == (1_200, 600)
     assert str(orders) == (
         "orders: 10 entries pending; next due overdue 6.0s; 1,200 moved (mover moving); "
         "600 released (4 window partitions); p99 25ms late"
     )
     assert "p99 over 1h00m late" in str(replace(orders, p99_ms=LATENESS_BOUNDS_MS[-1] + 1))
-    assert str(others).startswith("others; 0 moved (mover elsewhere); 0 released (1 recovering")
+    assert str(others).startswith(
+        "public/others/orders; 0 moved (mover elsewhere); 0 released (1 recovering"
+    )
     # The window of another process counts as the broker reports it.
     (elsewhere,) = progress_of({}, {}, {ORDERS: 0}, members, NOW_MS)
     assert elsewhere.pending == 4
