@@ -234,7 +234,8 @@ def _says(journal: JournalState, outcome: Outcome) -> bool:
 def _trace(message: StoredMessage) -> int:
     """Return a number for what every hop keeps of a message: enough to find its copies."""
     get = message.properties.get
-    return hash((message.value, message.key, get(DUE), get(KIND)))
+    # A hop writes the number again, without the zeros in front of it.
+    return hash((message.value, message.key, get(DUE, "").lstrip("0"), get(KIND)))
 
 
 def stored_journal(

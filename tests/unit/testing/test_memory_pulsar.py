@@ -231,3 +231,12 @@ def test_what_is_due_for_a_deleted_target_arrives_after_the_next_subscription(
     again = memory.client().subscribe("orders", "app", ConsumerType.Shared)
     memory.advance(HOUR / 2)
     assert sorted(received(again)) == sorted(sent)
+
+
+def test_a_due_time_may_have_zeros_in_front(memory: MemoryPulsar) -> None:
+    delayed(memory, final_window="broker").close()
+    level = memory.level_topics()[0].level_topic(0).partition(0).full
+    properties = {"delaylevel.due": f"00{NOON_MS + 86_400_000}", "delaylevel.target": ORDERS.full}
+    memory.client().create_producer(level).send(b"foreign", properties)
+    memory.advance(2 * DAY)
+    assert bodies(memory) == [b"foreign"]
