@@ -203,8 +203,7 @@ def keep_dead_letters(admin: TopicAdmin, description: LevelTopicDescription) -> 
         return
     if find(admin, description.topic) is None:
         raise LevelTopicError(f"level topic {description.topic} was deleted")
-    if members.metadata_of(admin, member.topic) is None:
-        members.create_missing(admin, member, description)
+    members.create_missing(admin, member, description)
     subscribe(admin, member)
     policies = members.policies_of(admin, member.topic)
     members.protect(admin, member, description, policies, admin.broker_settings())

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicAdmin
 from delaylevel.cluster.targets.receivers import topic_stats
-from delaylevel.errors import AdminError, BrokerError, LevelTopicError, NotFoundError
+from delaylevel.errors import (
+    AdminError,
+    BrokerError,
+    ConflictError,
+    LevelTopicError,
+    NotFoundError,
+)
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
@@ -127,17 +134,22 @@ def subscribe(admin: TopicAdmin, member: Member) -> None:
 
 
 def keeps(admin: TopicAdmin, partition: str) -> bool:
-    """Return False if a topic of ours does not exist, or lacks the subscription that keeps it.
+    """Return False if a partition of ours does not exist; subscribe to it if nothing keeps it.
 
-    True if nobody can look: it most likely exists.
+    A client that was connected has perhaps created it again, without a subscription. True if nobody
+    can look: it most likely exists.
     """
+    name = TopicName.parse(partition)
     try:
-        stats = admin.within(_LOOK_S).partition_stats(TopicName.parse(partition))
+        stats = admin.within(_LOOK_S).partition_stats(name)
     except NotFoundError:
         return False
     except BrokerError:
         return True
-    return SUBSCRIPTION in stats.subscriptions
+    if SUBSCRIPTION not in stats.subscriptions:
+        with suppress(ConflictError):
+            admin.create_subscription(name, SUBSCRIPTION, earliest=True)
+    return True
 
 
 def early_subscriptions(admin: TopicAdmin, description: LevelTopicDescription) -> list[str]:

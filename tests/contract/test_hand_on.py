@@ -528,15 +528,20 @@ def test_what_cannot_be_understood_is_a_dead_letter_between_the_others(
 
 
 @pytest.mark.parametrize("host", READERS)
-def test_the_topic_of_dead_letters_comes_back_with_its_subscription(host: str, make: Make) -> None:
-    """Somebody has deleted it: as long as nothing is stored there, the broker lets them."""
+@pytest.mark.parametrize("connected", [False, True])
+def test_the_topic_of_dead_letters_comes_back_with_its_subscription(
+    host: str, connected: bool, make: Make
+) -> None:
+    """Somebody has deleted it; a client that is connected has created it again, without any."""
     bench = make(host, TRACKER)
-    bench.memory.admin.delete(bench.description.dead_letter_topic)
+    admin, name = bench.memory.admin, bench.description.dead_letter_topic
+    if connected:
+        bench.memory.client().create_producer(DEAD)
+    admin.delete(name, force=connected)
     bench.store(b"wrong", None)
     assert bench.hand_on() == {"dead": 1}
     assert (bench.backlog(), bench.backlog(DEAD)) == (0, 1)
-    name = bench.description.dead_letter_topic
-    assert bench.memory.admin.topic_policies(name).message_ttl_s == 0
+    assert connected or admin.topic_policies(name).message_ttl_s == 0
 
 
 @pytest.mark.parametrize("host", HOSTS)
