@@ -274,12 +274,18 @@ async def blocking(call: Callable[[], None]) -> None:
         raise _failed(result_of(error), str(error)) from None
 
 
+#: The calls that run in threads now.
+calls_in_threads: set[Future[Any]] = set()
+
+
 async def in_thread(function: Callable[[], T]) -> T:
     """Call a blocking function in a thread of its own, and return its result."""
     # Unlike the threads of `asyncio.to_thread`, this one does not delay the end of the event loop,
     # for example while the admin interface does not answer.
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()  # the thread goes on when the call is cancelled
+    calls_in_threads.add(done)
+    done.add_done_callback(calls_in_threads.discard)
 
     def run() -> None:
         try:
@@ -287,7 +293,10 @@ async def in_thread(function: Callable[[], T]) -> T:
         except BaseException as error:
             done.set_exception(error)
 
-    threads.in_thread(run)
+    try:
+        threads.in_thread(run)
+    except RuntimeError as error:  # no thread can be started
+        done.set_exception(error)
     return await asyncio.wrap_future(done)
 
 

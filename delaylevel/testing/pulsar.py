@@ -35,6 +35,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDe
 from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
+from delaylevel.producer.aio import calls_in_threads
 from delaylevel.testing.memory.aio import MemoryAsyncClient
 from delaylevel.testing.memory.broker import Broker, Partition
 from delaylevel.testing.memory.client import MemoryClient
@@ -284,9 +285,14 @@ _STEPS = 100
 
 
 async def _tasks_run() -> None:
-    """Let tasks continue that have a message now, as far as they get without waiting."""
-    for _ in range(_STEPS):
+    """Let tasks continue that have a message now, as far as they get without waiting for others."""
+    left = _STEPS
+    while left:
         await asyncio.sleep(0)
+        left -= 1
+        while calls_in_threads:
+            await asyncio.sleep(0.001)
+            left = _STEPS
 
 
 def _has_loop() -> bool:

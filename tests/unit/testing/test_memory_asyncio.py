@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ import pulsar.asyncio
 import pytest
 
 import delaylevel.asyncio
+from delaylevel.cluster import threads
 from delaylevel.consumer import Listeners, ReceivedMessage
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import Selection
@@ -30,8 +32,17 @@ def run(scenario: Callable[[MemoryPulsar, Any], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def test_a_task_that_waits_for_messages_runs_at_their_times() -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_task_that_waits_for_messages_runs_at_their_times(
+    monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
     """The messages that it sends meanwhile are delivered within the same advance."""
+
+    def later(work: Callable[[], None]) -> None:
+        threading.Timer(0.01, work).start()
+
+    if busy:
+        monkeypatch.setattr(threads, "in_thread", later)
     seen: list[tuple[bytes, timedelta]] = []
 
     async def scenario(memory: MemoryPulsar, client: Any) -> None:
