@@ -51,15 +51,13 @@ OPTION = re.compile(
     r"exits-\d|background|stopped|with-broker|pytest|needs-\w+|walked|terminal-\d|with-(run|spark)"
 )
 SPARK = r"(-v )?mover run"
-OUTSIDE = re.compile(rf"delaylevel ({SPARK}|(dispatcher )?run|listen|mover|function|broker|demo)\b")
+OUTSIDE = re.compile(rf"delaylevel ({SPARK}|(dispatcher )?run|mover|function|broker|demo)\b")
 SLOW = re.compile(
     r"make|python benchmarks|pulsar-admin|"
     rf"delaylevel ({SPARK}|mover|function|broker|demo)\b"
 )
 FOREVER = re.compile(
-    rf"delaylevel ({SPARK}(?!.*--once)|(dispatcher )?run(?!.*--once)|"
-    r"listen |"
-    r"\w+ logs .*--follow)\b"
+    rf"delaylevel ({SPARK}(?!.*--once)|(dispatcher )?run(?!.*--once)|\w+ logs .*--follow)\b"
 )
 # Checks of `delaylevel doctor` that show that a process is running.
 CHECKS = {"mover run": "mover", "dispatcher": "dispatcher"}
@@ -69,6 +67,7 @@ PATIENCE_S = 400
 EMPTY_S = 30.0
 
 NOT_RUN = {
+    "README.md": "these are the tests",
     "docs/concepts.md": "the namespace stays for other pages",
     "docs/operations.md": "there is no such subscription",
     "docs/security.md": "the role of this page is no admin of the tenant",
