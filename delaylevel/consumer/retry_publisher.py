@@ -32,7 +32,6 @@ from delaylevel.model.router import Router
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client_calls import error_of, in_client
 from delaylevel.topics import members
-from delaylevel.topics.subscriptions import keeps
 
 from .message import ReceivedMessage
 from .retry import Decision, clean
@@ -318,14 +317,10 @@ class RetryPublisher:
                 assert self._admin is not None
                 name = self.topics.dead_letter
                 partition = dead_letter_partition(name, members.metadata_of(self._admin, name))
-                keep = partial(self._keep, self._admin, partition)
+                create = partial(prepare, self._admin, self.topics)
+                keep = partial(members.keep, self._admin, TopicName.parse(partition), create)
                 self._letters = DeadLetterTopic(self._client, partition, keep)
         return self._description
-
-    def _keep(self, admin: TopicAdmin, partition: str) -> None:
-        """Create the topic for dead letters again if it was deleted."""
-        if not keeps(admin, partition):
-            prepare(admin, self.topics)
 
     def _schemas(self, topic: TopicName) -> Sequence[SchemaVersion]:
         assert self._admin is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,7 @@ from delaylevel.cluster.port import (
 )
 from delaylevel.errors import (
     AdminError,
+    BrokerError,
     ConflictError,
     InvalidInputError,
     InvalidStrategyError,
@@ -33,6 +35,7 @@ from delaylevel.model.level_topic import (
     LONGEST_NAME,
     MEMBER_PROPERTY,
     PLAN_PROPERTY,
+    SUBSCRIPTION,
     FinalWindow,
     LevelTopicDescription,
     Member,
@@ -100,6 +103,8 @@ _CREATE_AGAIN_S = 0.5
 # The answer of a broker if a namespace has as many topics and partitions as it may have.
 _LIMIT = 412
 _SET_AGAIN_S = 0.5
+# An interface that hangs would answer after its timeout, 30 s by default.
+_LOOK_S = 5.0
 
 
 def metadata_of(admin: TopicAdmin, name: TopicName) -> TopicMetadata | None:
@@ -266,6 +271,33 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
                 return False
             if time.monotonic() >= deadline_s:
                 raise
+
+
+def keep(admin: TopicAdmin, partition: TopicName, create: Callable[[], object]) -> None:
+    """Create the topic of a partition of ours again if it was deleted.
+
+    If nobody can look, it most likely exists.
+
+    Args:
+        create: function that creates the topic. It subscribes last, so a topic without our
+            subscription is one that it has not finished.
+    """
+    try:
+        stats = admin.within(_LOOK_S).partition_stats(partition)
+    except NotFoundError:
+        create()
+        return
+    except BrokerError:
+        return
+    if SUBSCRIPTION in stats.subscriptions:
+        return
+    if metadata_of(admin, partition.without_partition) is not None:
+        create()
+        return
+    # A client that was connected has created the partition again. The broker refuses to create the
+    # topic around it.
+    with suppress(ConflictError):
+        admin.create_subscription(partition, SUBSCRIPTION, earliest=True)
 
 
 def protect(

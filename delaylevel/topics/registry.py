@@ -35,7 +35,7 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.topic_name import TopicName
 
 from . import members
-from .subscriptions import keeps, subscribe
+from .subscriptions import subscribe
 
 log = logging.getLogger(__name__)
 
@@ -199,15 +199,17 @@ def keep_dead_letters(admin: TopicAdmin, description: LevelTopicDescription) -> 
         BrokerError: the topic is missing and cannot be created.
     """
     (member,) = (each for each in description.members() if each.role is Role.DEAD_LETTER)
-    if keeps(admin, member.topic.partition(0).full):
-        return
-    if find(admin, description.topic) is None:
-        raise LevelTopicError(f"level topic {description.topic} was deleted")
-    members.create_missing(admin, member, description)
-    subscribe(admin, member)
-    policies = members.policies_of(admin, member.topic)
-    members.protect(admin, member, description, policies, admin.broker_settings())
-    log.warning("%s had been deleted, and was created again", member.topic)
+
+    def create() -> None:
+        if find(admin, description.topic) is None:
+            raise LevelTopicError(f"level topic {description.topic} was deleted")
+        members.create_missing(admin, member, description)
+        policies = members.policies_of(admin, member.topic)
+        members.protect(admin, member, description, policies, admin.broker_settings())
+        subscribe(admin, member)
+        log.warning("%s had been deleted, and was created again", member.topic)
+
+    members.keep(admin, member.topic.partition(0), create)
 
 
 def find(admin: TopicAdmin, topic: str) -> LevelTopicDescription | None:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicAdmin
 from delaylevel.cluster.targets.receivers import topic_stats
-from delaylevel.errors import (
-    AdminError,
-    BrokerError,
-    ConflictError,
-    LevelTopicError,
-    NotFoundError,
-)
+from delaylevel.errors import AdminError, LevelTopicError
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
@@ -28,8 +21,6 @@ from delaylevel.model.topic_name import TopicName
 
 _SUBSCRIBE_WAIT_S = 20.0
 _SUBSCRIBE_PAUSE_S = 0.1
-# An interface that hangs would answer after its timeout, 30 s by default.
-_LOOK_S = 5.0
 _BAD_VERSION = "BadVersion"
 # Subscriptions of these types deliver a message at once, whatever its due time.
 _NOT_HOLDING = frozenset(("Exclusive", "Failover"))
@@ -131,25 +122,6 @@ def subscribe(admin: TopicAdmin, member: Member) -> None:
                 f"{member.topic.partition(index)} has no durable subscription {SUBSCRIPTION!r} "
                 "although it was created just now: messages parked there would be lost; try again"
             )
-
-
-def keeps(admin: TopicAdmin, partition: str) -> bool:
-    """Return False if a partition of ours does not exist; subscribe to it if nothing keeps it.
-
-    A client that was connected has perhaps created it again, without a subscription. True if nobody
-    can look: it most likely exists.
-    """
-    name = TopicName.parse(partition)
-    try:
-        stats = admin.within(_LOOK_S).partition_stats(name)
-    except NotFoundError:
-        return False
-    except BrokerError:
-        return True
-    if SUBSCRIPTION not in stats.subscriptions:
-        with suppress(ConflictError):
-            admin.create_subscription(name, SUBSCRIPTION, earliest=True)
-    return True
 
 
 def early_subscriptions(admin: TopicAdmin, description: LevelTopicDescription) -> list[str]:

@@ -528,16 +528,23 @@ def test_what_cannot_be_understood_is_a_dead_letter_between_the_others(
 
 
 @pytest.mark.parametrize("host", READERS)
-@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("how", ["deleted", "connected", "unfinished"])
 def test_the_topic_of_dead_letters_comes_back_with_its_subscription(
-    host: str, connected: bool, make: Make
+    host: str, how: str, make: Make
 ) -> None:
-    """Somebody has deleted it; a client that is connected has created it again, without any."""
+    """Somebody has deleted it; a client that is connected has created it again, without any.
+
+    Or a process that created it again has ended before it was done.
+    """
     bench = make(host, TRACKER)
     admin, name = bench.memory.admin, bench.description.dead_letter_topic
+    connected = how == "connected"
     if connected:
         bench.memory.client().create_producer(DEAD)
+    properties = admin.partitioned_metadata(name).properties
     admin.delete(name, force=connected)
+    if how == "unfinished":
+        admin.create_partitioned(name, 1, properties)
     bench.store(b"wrong", None)
     assert bench.hand_on() == {"dead": 1}
     assert (bench.backlog(), bench.backlog(DEAD)) == (0, 1)
