@@ -432,9 +432,13 @@ class Dispatcher:
             SpillError: the directory for spill files cannot be used.
         """
         try:
-            make_spill_folder(self._directory, shared=self._settings.directory)
+            # Other dispatchers see the folder under its name only when it is locked.
+            folder = self._directory.with_name(f"new-{self._directory.name}")
+            make_spill_folder(folder, shared=self._settings.directory)
             with suppress(OSError):  # no room for the folder, or a file system without locks
-                self._opened.enter_context(locked(self._directory))
+                self._opened.enter_context(locked(folder))
+            with suppress(OSError):
+                folder.rename(self._directory)
             self._is_running = True
             self._begun_s = time.monotonic()
             self._start_processes()

@@ -6,6 +6,7 @@ import os
 import random
 import threading
 from collections import Counter
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +83,29 @@ def test_only_files_of_dispatchers_that_do_not_run_are_deleted(tmp_path: Path) -
 
     dispatcher.run(tick)
     assert found == [False, True]
+
+
+def test_files_of_a_dispatcher_that_starts_are_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one starts before the folder is locked."""
+    dispatcher, lock = dispatcher_in(tmp_path), service.locked
+    found: list[bool] = []
+
+    def late(folder: Path) -> AbstractContextManager[None]:
+        monkeypatch.setattr(service, "locked", lock)
+        dispatcher_in(tmp_path)
+        return lock(folder)
+
+    def tick() -> None:
+        dispatcher_in(tmp_path)
+        found.append(dispatcher._directory.exists())
+        dispatcher.stop()
+
+    monkeypatch.setattr(service, "locked", late)
+    dispatcher.run(tick)
+    assert found == [True]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_cannot_be_used_is_an_error_at_the_start(tmp_path: Path) -> None:
