@@ -100,7 +100,7 @@ class Placed(NamedTuple):
 _BROKER_TICK_MS = 1000
 
 
-# Age up to which the absence of a topic decides about messages that are not held.
+# Longest time for which a topic that was missing counts as missing if its messages are not held.
 _MISSING_MS = 1000
 
 

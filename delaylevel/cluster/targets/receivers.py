@@ -29,7 +29,7 @@ NO_TOPIC = "the topic does not exist"
 #: The reason for holding a message whose business topic exists, without receivers.
 NO_RECEIVER = "nobody can receive from it: it has no durable subscription and no known retention"
 #: The reason for holding a message whose business topic was made again, with other partitions.
-OTHER_PARTITIONS = "it is a new topic, with partitions or without"
+OTHER_PARTITIONS = "it was created again, with partitions instead of without, or the reverse"
 #: The reason while somebody can receive from some partitions of a business topic only.
 SOME_RECEIVED = (
     "some of its partitions have no durable subscription; perhaps they are just being added"
