@@ -95,7 +95,7 @@ _REASONS = {
     DispositionKind.DROPPED: "dropped: its target does not exist",
     DispositionKind.EXPIRED: "expired",
 }
-# A call that finds only cancelled messages takes this many times the wanted number of them.
+# Number of reads of a call that finds only cancelled messages.
 _LOOKS = 20
 
 
@@ -522,23 +522,20 @@ class DelayQueue:
     def advance(self, now_ms: int, max_messages: int = 1000) -> DueBatch | None:
         """Take messages that are due; None if there are none.
 
-        They are launched, put back, or put into a queue of `waiting` next. After many cancelled
-        ones, it leaves the next ones to the next call.
+        They are launched, put back, or put into a queue of `waiting` next. After cancelled ones, or
+        large ones, it leaves the next ones to the next call.
 
         Raises:
             DamagedSegmentError: a spill file is gone. Start again from the journal.
         """
-        parts: list[DueBatch] = []
-        left = max_messages
         for _ in range(_LOOKS):
             due_ms = self.pending.next_due_ms
-            if left <= 0 or due_ms is None or due_ms > now_ms:
+            if due_ms is None or due_ms > now_ms:
                 break
-            part = self.cancelling.filter(self.pending.take(now_ms, left))
+            part = self.cancelling.filter(self.pending.take(now_ms, max_messages))
             if part.records:
-                parts.append(part)
-            left -= len(part)
-        return DueBatch.join(parts) if parts else None
+                return part
+        return None
 
     def put_back(self, batch: DueBatch) -> None:
         """Let the messages of a batch that is not launched be pending again."""

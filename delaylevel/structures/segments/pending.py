@@ -273,8 +273,10 @@ def _delete(path: Path) -> None:
 
 _FIRST_KEY = attrgetter("first_key")
 _SLICE_ROWS = 16_384
-_MIN_SLICE_ROWS = 16
+_MIN_SLICE_ROWS = 4
 _LOOKAHEAD_MS = 1_000
+#: Size of the payloads from which a read takes no further slice.
+_FETCH_BYTES = 16 << 20
 #: Pause between attempts to write to a disk that is full or failing.
 _RETRY_MS = 1_000
 _LIMIT = 1 << 62
@@ -414,12 +416,17 @@ class PendingSegments:
     def read_due(self, now_ms: int | None = None, max_rows: int = 1000) -> tuple[Rows, list[bytes]]:
         """Remove due rows; return their due times and positions, in due order, and their payloads.
 
+        Large payloads end it early: of the rows that are due, some may be left.
+
         Raises:
             DamagedSegmentError: a spill file is truncated or missing.
         """
         now = self._clock() if now_ms is None else now_ms
         rows = self.tracker.take(max_rows, now)
-        return rows, self._fetch(rows, now)
+        payloads = self._fetch(rows, now)
+        if len(payloads) < rows.shape[1]:
+            self.tracker.put(rows[:, len(payloads) :])
+        return rows[:, : len(payloads)], payloads
 
     def freeze(self, rows: FrozenRows) -> None:
         """Add the rows as they are now, for another thread."""
@@ -443,14 +450,17 @@ class PendingSegments:
         return [*self._cursors, *self._memory.runs]
 
     def _fetch(self, rows: Rows, now: int) -> list[bytes]:
-        """Remove and return the payloads of the lowest rows of the tracker."""
+        """Remove and return the payloads of the lowest rows of the tracker, up to some MiB."""
         payloads: list[bytes] = []
-        while rows.shape[1]:
+        size = 0
+        while rows.shape[1] and size < _FETCH_BYTES:
             below = find_key(rows, self._edge)
             if not below:
                 self._next_slice(max(now, rows.item(DUE, 0)))
                 below = find_key(rows, self._edge)
+            size += self._slice.payload_bytes
             found = self._slice.take(rows[:, :below])
+            size -= self._slice.payload_bytes
             if found is None or not below:
                 raise DelayLevelError(
                     f"tracker and segments disagree on the messages due at {now}; none of them was "

@@ -256,3 +256,15 @@ def test_many_times_the_budget_is_read_in_order_with_little_memory(
         out += drain(store, now_ms, 700)
     assert out == in_order(rows)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_large_rows_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+    """Read rows that are due at one instant, and are many times what may be in flight."""
+    store = opened(tmp_path, budget_bytes=8 << 20)
+    rows = [row for first in range(40) for row in add(store, [T0], first, 1 << 20)]
+    out: list[Row] = []
+    while got := rows_read(*store.read_due(T0)):
+        assert sum(len(payload) for *_, payload in got) < 22 << 20
+        assert len(store) == len(rows) - len(out) - len(got)
+        out += got
+    assert out == in_order(rows)
