@@ -219,7 +219,7 @@ class Relay:
 
     def _route(self, item: Item, latest: LevelTopicDescription | None = None) -> None:
         """Forward a message, or let it wait for a description that is read after its arrival."""
-        message, now_ms = item.message, self._clock.now_ms()
+        message, now_ms = item.message, self._clock.wall_ms()
         assert message is not None
         source = self._sources.get(item.topic)
         try:

@@ -26,7 +26,6 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from delaylevel.errors import BatchTooLargeError
-from delaylevel.model.clock import SteadyClock, SystemClock
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.envelope import is_control
 from delaylevel.model.level_topic import FinalWindow
@@ -45,14 +44,6 @@ Reports = dict[str, ForwardReport]
 
 FORWARDED_SCHEMA = StructType([StructField("report", StringType(), True)])
 _ARROW_SCHEMA = pa.schema([pa.field("report", pa.string())])
-
-
-# Messages are routed by the present time, not by that of the plan. In a batch that takes long, or
-# is replayed after an outage, a message would be parked for a delay that it no longer has. And if
-# the clock was ahead when a batch was planned, its replay would deliver messages early.
-#
-# One for all tasks of a worker: a clock that is ahead is noticed by what it was before.
-_CLOCK = SteadyClock(SystemClock())
 
 
 class TaskForwarders:
@@ -125,12 +116,11 @@ def forward_rows(
     with TaskForwarders(here) as forwarders:
         for batch in batches:
             duplicates.check(batch)
-            now_ms = _CLOCK.now_ms()
             for source, message in from_batch(batch):
                 forwarder = used.get(source.topic)
                 if forwarder is None:
                     forwarder = used[source.topic] = forwarders.of(source)
-                forwarder.forward(source, message, now_ms)
+                forwarder.forward(source, message)
             count += batch.num_rows
         reports = forwarders.flush()
     yield from _counted(count, reports)
@@ -162,7 +152,7 @@ def messages_only(options: SyncOptions, part: InputRange) -> Iterator[ParkedMess
     ):
         for message in messages:
             if is_control(message.properties):
-                forwarders.of(source).forward(source, message, _CLOCK.now_ms())
+                forwarders.of(source).forward(source, message)
             else:
                 yield message
         # Spark commits the batch only after this task has ended.
@@ -176,5 +166,5 @@ def _forward(
     """Forward a range; return the number of its messages, and the reports."""
     forwarder = forwarders.of(part.source)
     with closing(part.read(options)) as messages:
-        count = forwarder.forward_all(part.source, messages, _CLOCK.now_ms)
+        count = forwarder.forward_all(part.source, messages)
     return count, forwarders.flush()

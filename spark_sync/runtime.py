@@ -22,6 +22,7 @@ from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import BrokerError, ConfigError, UpgradeRequiredError
+from delaylevel.model.clock import SteadyClock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position, SourcePartition
@@ -59,6 +60,8 @@ class Runtime:
             raise BrokerError(str(error)) from error
         self._descriptions: dict[str, DescriptionCache] = {}
         self._task_s = time.monotonic()
+        # One for all tasks: a clock that is ahead is noticed by what it was before.
+        self._clock = SteadyClock(SystemClock())
         self._forwarders: dict[str, tuple[LevelTopicDescription, Forwarder]] = {}
 
     def start_task(self) -> None:
@@ -88,6 +91,7 @@ class Runtime:
                 self.client,
                 self.admin,
                 description,
+                self._clock,
                 client_of=self.targets.of,
                 refreshed=partial(self.refreshed, level_topic),
             )

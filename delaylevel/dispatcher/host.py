@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.threads import HostLoop, Starter, in_background
-from delaylevel.model.clock import Clock
+from delaylevel.model.clock import SteadyClock
 from delaylevel.topics.roster import DescriptionCache
 
 from .stats import SharedOwnerStats
@@ -118,7 +118,7 @@ class Host:
     client: Any
     admin: TopicAdmin
     descriptions: DescriptionCache
-    clock: Clock
+    clock: SteadyClock
     events: EventQueue = field(default_factory=EventQueue)
     stats: SharedOwnerStats = field(default_factory=SharedOwnerStats)
     start: Starter = in_background

@@ -258,8 +258,8 @@ class PartitionOwner:
         host, settings = self.host, self._settings
         self._started_s = host.now_s()
         self.next_checkpoint_s = self._started_s + settings.checkpoint_ms / 1000
-        source, clock = self._journal_source, host.clock
-        journal = Journal(host.client, host.admin, source, self._lock, host.now_s, clock.now_ms)
+        source, wall_ms = self._journal_source, host.clock.wall_ms
+        journal = Journal(host.client, host.admin, source, self._lock, host.now_s, wall_ms)
         opened.callback(journal.close)
         delay_queue = self._queue = self._open_queue(journal, host.descriptions.latest())
         opened.callback(delay_queue.close)

@@ -46,18 +46,21 @@ class SteadyClock:
 
     Args:
         clock: the clock to follow. It has to be right at the first call.
+
+    Attributes:
+        wall_ms: the present time of that clock itself, ms since the epoch.
     """
 
     def __init__(self, clock: Clock) -> None:
         # This runs some ten times for each message.
-        self._now_ms = clock.now_ms
+        self.wall_ms = clock.now_ms
         self.monotonic_s = time.monotonic if isinstance(clock, SystemClock) else clock.monotonic_s
         self._offset_ms = clock.now_ms() - 1000 * self.monotonic_s()
         self._ahead_since_s: float | None = None
 
     def now_ms(self) -> int:
         """Return the present time in milliseconds since the epoch, UTC."""
-        passed_s, now_ms = self.monotonic_s(), self._now_ms()
+        passed_s, now_ms = self.monotonic_s(), self.wall_ms()
         offset_ms = now_ms - 1000 * passed_s
         since_s = self._ahead_since_s
         if offset_ms - self._offset_ms > STEP_MS:
@@ -69,19 +72,19 @@ class SteadyClock:
         return now_ms
 
 
-def monotonic_s(clock: Clock) -> Callable[[], float]:
-    """Return a function for durations, in seconds, that never steps back.
+def monotonic_s(clock: SteadyClock) -> Callable[[], float]:
+    """Return a function for durations, in seconds, that never steps.
 
     With the system's clock, it is the machine's monotonic clock. Any other clock, e.g. one that a
     test moves, advances it whenever that clock is the faster one.
     """
-    if isinstance(clock, SystemClock):
+    if clock.monotonic_s is time.monotonic:
         return time.monotonic
-    real_s, clock_s, now_s = time.monotonic(), clock.now_ms() / 1000, 0.0
+    real_s, clock_s, now_s = time.monotonic(), clock.monotonic_s(), 0.0
 
     def elapsed_s() -> float:
         nonlocal real_s, clock_s, now_s
-        real, own = time.monotonic(), clock.now_ms() / 1000
+        real, own = time.monotonic(), clock.monotonic_s()
         now_s += max(real - real_s, own - clock_s, 0.0)
         real_s, clock_s = real, own
         return now_s

@@ -20,7 +20,7 @@ from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome, Sent
 from delaylevel.cluster.threads import HostLoop
 from delaylevel.errors import EnvelopeError, UnknownTargetError
-from delaylevel.model.clock import Clock
+from delaylevel.model.clock import Clock, SteadyClock
 from delaylevel.model.due_time import reason_if_expired
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -184,7 +184,7 @@ class Carrier(OwnPlaces[Item]):
         client: Any,
         admin: TopicAdmin,
         next_hop: Callable[[], NextHop],
-        clock: Clock,
+        clock: SteadyClock,
         *,
         client_of: Callable[[str], Any] | None = None,
         refusal: Callable[[str], str | None] = lambda _: None,
@@ -222,6 +222,8 @@ class Carrier(OwnPlaces[Item]):
         """Send a message to its next place.
 
         Args:
+            now_ms: the present time, ms since the epoch, also by a clock that has just jumped: the
+                publish times of what is parked are by that clock, too.
             latest: a description that was read after the message was stored; a target that it does
                 not have is unknown. None if there is none.
 
@@ -248,7 +250,10 @@ class Carrier(OwnPlaces[Item]):
         envelope = carried.envelope
         assert envelope is not None
         topic, schema = envelope.target, "" if envelope.schema is None else str(envelope.schema)
+        # A clock that has just jumped may be wrong, and no later hop decides again.
         steady_ms = min(now_ms, self._clock.now_ms())
+        if envelope.due_ms > steady_ms:
+            carried.deliver_at_ms = envelope.due_ms
         reason = (
             reason_if_expired(self._describe(), envelope.due_ms, envelope.expires_ms, steady_ms)
             or self.targets.refusal(topic, schema)

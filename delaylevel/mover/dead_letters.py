@@ -19,7 +19,7 @@ from delaylevel.cluster.reader import read_unacknowledged
 from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import DelayLevelError, EnvelopeError, LevelTopicError, StillPendingError
 from delaylevel.model import envelope as env
-from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.due_time import NEVER_MS
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
@@ -186,13 +186,13 @@ def replay(
         BrokerError: the dead letters cannot be read; nothing was replayed. A failure of one message
             is its outcome, and later ones are not tried if its outcome is unknown.
     """
-    clock = clock or SystemClock()
+    steady = SteadyClock(clock or SystemClock())
     source = source or source_of(description)
     disposed: list[Disposed] = []
     with (
         closing(PartitionLock(client, admin, [source], "dlq")) as lock,
         closing(TargetClients(client, target_client)) as clients,
-        closing(Forwarder(client, admin, description, clock, client_of=clients.of)) as forwarder,
+        closing(Forwarder(client, admin, description, steady, client_of=clients.of)) as forwarder,
     ):
         letters = list(dead_letters(client, admin, description, source))
         taken = []
@@ -203,7 +203,7 @@ def replay(
                 continue
             try:
                 mended = _mended(description, source, letter, target, due_ms)
-                forwarder.forward(source, mended, clock.now_ms())
+                forwarder.forward(source, mended)
                 found = forwarder.flush()
             except EnvelopeError as error:
                 disposed.append(Disposed(letter, STILL_DEAD, error.reason))

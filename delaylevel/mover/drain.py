@@ -13,7 +13,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_unacknowledged
 from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import BatchTooLargeError, LevelTopicError
-from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import Position, SourcePartition, source_partitions
@@ -77,7 +77,6 @@ def drain(
             "subscriptions honour the due time of a message. Nothing was drained; wait until the "
             "levels are empty, or allow it (--allow-early)"
         )
-    clock = clock or SystemClock()
     total = ForwardReport()
     sources = source_partitions(description)
     router = _NoLevels(description.levels)
@@ -91,7 +90,7 @@ def drain(
                 client,
                 admin,
                 description,
-                clock,
+                SteadyClock(clock or SystemClock()),
                 router=router,
                 client_of=clients.of,
                 refreshed=lambda: descriptions.refresh(stored_s),
@@ -115,7 +114,7 @@ def drain(
                 stored_s = time.monotonic()
                 messages = read_unacknowledged(client, admin, source, at[source.topic], end)
                 try:
-                    forwarder.forward_all(source, messages, clock.now_ms)
+                    forwarder.forward_all(source, messages)
                     total.add(forwarder.flush())
                     lock.acknowledge(source, end)
                 except BatchTooLargeError:

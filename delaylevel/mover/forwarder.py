@@ -16,7 +16,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.producer import GIVE_UP_S
 from delaylevel.cluster.threads import BackgroundWork, HostLoop, Starter
 from delaylevel.errors import BatchTooLargeError, BrokerError, DelayLevelError, UnknownTargetError
-from delaylevel.model.clock import Clock, SteadyClock, SystemClock, monotonic_s
+from delaylevel.model.clock import SteadyClock, SystemClock, monotonic_s
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
@@ -59,7 +59,7 @@ class Forwarder:
         client: Any,
         admin: TopicAdmin,
         description: LevelTopicDescription,
-        clock: Clock | None = None,
+        clock: SteadyClock | None = None,
         router: Router | None = None,
         refreshed: Callable[[], LevelTopicDescription] | None = None,
         *,
@@ -68,8 +68,8 @@ class Forwarder:
         connected: Callable[[], bool] = lambda: False,
     ) -> None:
         self.description = description
-        clock = clock or SystemClock()
-        self._now_s = monotonic_s(clock)
+        clock = clock or SteadyClock(SystemClock())
+        self._wall_ms, self._now_s = clock.wall_ms, monotonic_s(clock)
         self._refreshed = refreshed or (lambda: description)
         self._woken = threading.Event()
         self._background = BackgroundWork()
@@ -78,7 +78,7 @@ class Forwarder:
             client,
             admin,
             lambda: next_hop,
-            SteadyClock(clock),
+            clock,
             client_of=client_of,
             loop=HostLoop(start or self._background.start, self._now_s, self._woken.set, connected),
         )
@@ -86,7 +86,7 @@ class Forwarder:
         # Given since the last look at the outcomes.
         self._messages = self._bytes = 0
 
-    def forward(self, source: SourcePartition, message: ParkedMessage, now_ms: int) -> None:
+    def forward(self, source: SourcePartition, message: ParkedMessage) -> None:
         """Publish one message to its next place; it is safe when :meth:`flush` has returned.
 
         Raises:
@@ -94,14 +94,9 @@ class Forwarder:
                 read, so that a target may be new or unknown. Acknowledge none of the source
                 messages since the last flush, and forward all of them again.
         """
-        self.forward_all(source, (message,), lambda: now_ms)
+        self.forward_all(source, (message,))
 
-    def forward_all(
-        self,
-        source: SourcePartition,
-        messages: Iterable[ParkedMessage],
-        now_ms: Callable[[], int],
-    ) -> int:
+    def forward_all(self, source: SourcePartition, messages: Iterable[ParkedMessage]) -> int:
         """Publish messages to their next places; they are safe when :meth:`flush` has returned.
 
         Raises:
@@ -113,7 +108,7 @@ class Forwarder:
         try:
             for message in messages:
                 if not count % _MESSAGES_PER_TIME:
-                    time_ms = now_ms()
+                    time_ms = self._wall_ms()
                 count += 1
                 try:
                     give(None, source, message, time_ms)

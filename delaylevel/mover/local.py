@@ -220,7 +220,7 @@ class LocalMover:
         with closing(read_range(self._client, source.topic, start, item.bound.end)) as messages:
             while True:
                 self._count += self._forwarder.forward_all(
-                    source, portion(_FLUSH_EVERY - self._count), self._clock.now_ms
+                    source, portion(_FLUSH_EVERY - self._count)
                 )
                 # An incomplete range is checked again at once.
                 bound = item.bound if complete else ReadyBound(last.position.next, 0)

@@ -22,6 +22,7 @@ from delaylevel.cluster.targets.receivers import NO_RECEIVER, NO_TOPIC
 from delaylevel.errors import BrokerError
 from delaylevel.functions.consumer_loop import source_topics
 from delaylevel.functions.relay import Relay
+from delaylevel.model.clock import SteadyClock
 from delaylevel.model.envelope import (
     ATTEMPT,
     DUE,
@@ -248,7 +249,7 @@ class _Process:
 
     def __init__(self, memory: MemoryPulsar, description: LevelTopicDescription) -> None:
         self.client, self.admin = memory.client(), memory.admin
-        self._description, self._clock = description, memory.clock
+        self._description, self._clock = description, SteadyClock(memory.clock)
         self._forwarder: Forwarder | None = None
 
     def describe(self, level_topic: str) -> LevelTopicDescription:
@@ -299,7 +300,6 @@ class SparkQuery:
         here = _Process(memory, description)
         for module in (driver, forwarding, runtime):
             self._patch.setattr(module, "runtime", lambda options: here)
-        self._patch.setattr(forwarding, "_CLOCK", memory.clock)
         options = SyncOptions((), (description.topic,), forward=not self._steps)
         reader = DelayLevelStreamReader(options, SCHEMA if self._steps else FORWARDED_SCHEMA)
         if self._steps:

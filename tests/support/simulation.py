@@ -112,6 +112,8 @@ class Time:
     def now_ms(self) -> int:
         return T0 + self.ahead_ms + int(self.seconds * 1000)
 
+    wall_ms = now_ms
+
     def monotonic_s(self) -> float:
         return self.seconds
 
@@ -523,7 +525,7 @@ class Simulation:
             self.broker,
             self.broker,  # type: ignore[arg-type]
             SimpleNamespace(latest=lambda: self.description, is_current=lambda: True),  # type: ignore[arg-type]
-            self.clock,
+            self.clock,  # type: ignore[arg-type]
             start=self.jobs.append,
             now_s=self.clock.monotonic_s,
         )

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from delaylevel import topics
 from delaylevel.cluster.publisher import BULK_SETTINGS, PRODUCER_SETTINGS
 from delaylevel.errors import BrokerError, BrokerUnreachableError
+from delaylevel.model.clock import SteadyClock
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, ID, REASON, SCHEMA, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
@@ -109,8 +110,10 @@ def forward(
         memory.client().create_producer(ORDERS).close()
         topics.create(memory.admin, description)
         client = NativeClient(memory.client())
-        moving = Forwarder(client, memory.admin, description, memory.clock, start=_at_once)
-        assert moving.forward_all(source, rows, now_ms) == len(rows)
+        clock = SteadyClock(memory.clock)
+        clock.wall_ms = now_ms
+        moving = Forwarder(client, memory.admin, description, clock, start=_at_once)
+        assert moving.forward_all(source, rows) == len(rows)
         report = moving.flush()
         moving.close()
         stored = {
@@ -206,7 +209,7 @@ class Bench:
         self.client, self.clock = FakeClient(), ManualClock(T0)
         self.admin: Any = FakeAdmin()
         self.forwarder = Forwarder(
-            self.client, self.admin, self.description, self.clock, start=_at_once
+            self.client, self.admin, self.description, SteadyClock(self.clock), start=_at_once
         )
         self.forwarder._woken = Waiting(self.clock)  # type: ignore[assignment]
         self.entry = 0
@@ -222,7 +225,7 @@ class Bench:
             self.entry += 1
             properties = {DUE: str(fields.pop("due_ms", T0 + 60_000)), TARGET: ORDERS, **fields}
             message = ParkedMessage(7, self.entry, 2, T0, "key", "", 5, properties, b"body")
-            self.forwarder.forward(source, message, self.clock.now_ms())
+            self.forwarder.forward(source, message)
         self.forwarder._take_outcomes()  # takes what was opened
 
     def held(self) -> list[tuple[str, str, str]]:
@@ -272,6 +275,27 @@ def test_messages_that_a_target_does_not_confirm_are_held(
     bench.forward({})
     assert bench.client.opened(ORDERS) == 2
     assert bench.forwarder.flush().total == 1
+
+
+@pytest.mark.parametrize(
+    ("window", "due_h", "place", "until_ms"),
+    [
+        (BROKER, 30, "hour-partition-21", None),
+        (BROKER, 8, "orders", T0 + 8 * HOUR),
+        (TRACKER, 8, "window-partition-0", None),
+    ],
+)
+def test_after_a_jump_of_the_clock_messages_are_parked_by_it_and_not_delivered(
+    window: FinalWindow, due_h: int, place: str, until_ms: int | None
+) -> None:
+    """A suspended machine goes on: the publish times of what it parks are those after the jump."""
+    bench = Bench(final_window=window, window_partitions=1)
+    bench.clock.step(timedelta(hours=8))
+    bench.forward({"due_ms": T0 + due_h * HOUR})
+    assert bench.forwarder.flush().total == 1
+    (sent,) = bench.client.sent
+    assert sent.topic.endswith(place)
+    assert sent.given.get("deliver_at") == until_ms
 
 
 def test_producers_have_batching_limits_no_timeouts_and_the_given_compression(
