@@ -132,6 +132,10 @@ class Opener:
         waited_s = self._now_s() - self._failing_since_s
         return self._failure if waited_s > patience_s else None
 
+    def forgive(self, pause_s: float) -> None:
+        """Leave out a time in which this process was suspended, in s."""
+        self._failing_since_s = min(self._failing_since_s + pause_s, self._now_s())
+
     @property
     def opening_s(self) -> float:
         """Time since the first attempt while none has succeeded, in s; infinite after a refusal."""

@@ -236,8 +236,10 @@ class TargetProducer(Generic[Item]):
     def poll(self) -> list[Settled]:
         """Process all that has happened; return the messages whose outcome is known since then."""
         now_s = self._now_s()
-        if now_s - self._polled_s > _SUSPENDED_S:
+        pause_s = now_s - self._polled_s
+        if pause_s > _SUSPENDED_S:
             self._confirmed_s = self._connected_s = now_s
+            self.opener.forgive(pause_s)
         self._polled_s = now_s
         while self._reports:
             self._reports.popleft()()

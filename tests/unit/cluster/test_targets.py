@@ -496,6 +496,14 @@ def test_a_target_is_not_to_blame_for_a_suspended_process() -> None:
     assert world.outcomes() == [(1, "stored")]
 
 
+def test_an_opening_does_not_fail_for_a_suspension_of_the_process() -> None:
+    world = World(patience_s=5.0)
+    world.send(1)
+    world.time_s += 1000
+    assert not world.run()
+    assert world.client.open[0].pending
+
+
 def test_a_name_that_another_process_holds_is_waited_for() -> None:
     """A broker needs some seconds to notice that the process hangs."""
     world = World("name", patience_s=5.0)
