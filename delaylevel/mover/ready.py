@@ -33,7 +33,7 @@ from delaylevel.cluster.port import LedgerInfo, TopicAdmin
 from delaylevel.cluster.reader import EntryRange, PartitionReader, entry_times
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import STEP_MS, Clock
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 
@@ -178,6 +178,9 @@ def _search(
             break
         stopped_by_ms = entries.time(low)
         wrong = wrong or stopped_by_ms > now_ms + slack_ms
+        if source.role is Role.HELD and source.ready_ms(now_ms) < stopped_by_ms:
+            # By a clock that was ahead. Nothing tells how long the message has waited.
+            return ReadyBound(entries.position(len(entries)), now_ms)
         behind = entries.some_behind(low)
         oldest = min(behind, key=entries.time, default=low)
         if entries.time(oldest) < stopped_by_ms - slack_ms:

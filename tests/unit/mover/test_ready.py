@@ -220,6 +220,14 @@ def test_the_bound_in_special_cases(
     assert stored.bound(start, now_ms) == ReadyBound(end or start, again_ms)
 
 
+def test_a_held_message_from_the_future_is_tried_again_at_once() -> None:
+    """A clock was ahead when it was held. Otherwise it would wait for months."""
+    stored: Any = Stored.of([T0 + 90 * DAY, T0])
+    held = replace(partition(30_000), role=Role.HELD)
+    bound = ready_bound(stored, stored.entry_times, held, EARLIEST, T0, LEAD)
+    assert bound == ReadyBound(Position(10, 2), T0)
+
+
 @pytest.mark.parametrize("miscount", [-2, 2])
 def test_the_count_of_an_open_ledger_may_be_wrong(miscount: int) -> None:
     stored = Stored({10: [T0, T0 + 1, T0 + DAY]}, miscount=miscount)
