@@ -606,7 +606,8 @@ def dispatcher(context: LevelTopicContext) -> Finding:
     idle = [row for row in rows if not row.consumers]
     if not idle:
         stale = missing_dispatcher(context.status, context.description.topic)
-        return Finding.of(filter(None, [stale]), ", ".join(context.status.dispatchers[:3]))
+        names = ", ".join(context.status.dispatchers[:3])
+        return Finding.of((), names, warnings=filter(None, [stale]))
     command = "dispatcher run" if context.description.mover is Mover.FUNCTION else "run"
     remedy = f"`delaylevel {command} {shell(context.description.topic)}`"
     missing = f"no dispatcher serves {idle[0].topic}"

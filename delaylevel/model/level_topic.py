@@ -51,7 +51,7 @@ class Spread(NamedTuple):
             left: number of messages that wait, at least 1.
             last_ms: time of the last release, ms since the epoch.
         """
-        if now_ms >= self.end_ms:
+        if max(now_ms, last_ms) >= self.end_ms:  # the clock may have been set back
             return left, now_ms
         since_ms = max(last_ms, self.begin_ms)
         count = left * max(now_ms - since_ms, 0) // (self.end_ms - since_ms)

@@ -19,8 +19,8 @@ from delaylevel.model.topic_name import TopicName
 
 from .status import LevelTopicStatus, PartitionStatus
 
-# Time after which a message that is still in the window is overdue: a dispatcher that took over a
-# partition reads it first, and a slow target may hold it up.
+# Time after which a message that is still in the window is probably overdue: a dispatcher that took
+# over a partition reads it first, and a slow target may hold it up.
 _STALE_MS = 60_000
 
 
@@ -108,14 +108,16 @@ def missing_dispatcher(at: LevelTopicStatus, topic: str) -> MissingHost | None:
     oldest_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
     if oldest_ms is None or description.pauses.last(at.now_ms):
         return None
-    # Messages enter the window when they are due within the finest unit and its lead.
-    overdue_ms = at.now_ms - oldest_ms - description.levels[-1].near_due_ms
-    if overdue_ms <= _STALE_MS:
+    # Messages enter the window when they are due within the finest unit and its lead, but for those
+    # of a drain, or of a mover whose clock was ahead.
+    waited_ms = at.now_ms - oldest_ms
+    if waited_ms - description.levels[-1].near_due_ms <= _STALE_MS:
         return None
     return MissingHost(
-        f"the dispatcher of {topic} does not release messages: {names} is connected, and a message "
-        f"in the window was due {format_duration(overdue_ms)} ago or earlier",
-        f"`delaylevel levels describe {shell(topic)}`, look at its log, and restart it",
+        f"the dispatcher of {topic} may have stopped releasing messages: {names} is connected, "
+        f"and a message has been in the window for {format_duration(waited_ms)}",
+        f"`delaylevel pending list {shell(topic)}` shows if it is due later, as after `levels "
+        "drain`; otherwise look at the dispatcher's log, and restart it",
         "dispatcher",
         stale=True,
     )

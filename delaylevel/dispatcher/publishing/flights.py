@@ -645,10 +645,9 @@ class Flights:
         self._open.discard(flight)
         for counter, key in flight.counted:
             self._host.stats.set_aside(counter, key)
-        now_ms = self._clock.now_ms()
         # What is set aside is released now: its copy was confirmed after the other messages.
         if flight.refused or not flight.confirmed_ms:
-            flight.confirmed_ms = now_ms
-        self._gather(_COMMIT_S - (now_ms - flight.confirmed_ms) / 1000)
+            flight.confirmed_ms = self._clock.now_ms()
+        self._gather(_COMMIT_S)
         self._confirmed.append(flight)
         self.uncommitted += len(flight.batch)

@@ -121,11 +121,11 @@ class Cluster:
         return {each.check: each for each in found}
 
     def wrong(self) -> dict[str, str]:
-        """Return the words and remedies of each check that finds a problem."""
+        """Return the words and remedies of each check with a problem or a warning."""
         wrong = {
             each.check: f"{each.says} -> {'; '.join(each.remedies)}"
             for each in self.findings().values()
-            if each.problems
+            if each.problems or each.warnings
         }
         if self.description.mover is Mover.FUNCTION:
             del wrong["mover"]  # no worker of Functions answers
@@ -235,7 +235,7 @@ def waiting(topic: TopicName) -> Callable[[Cluster], None]:
         (no_mover, "mover", "no mover is connected: 4 of 4 partitions have no consumer"),
         (one_mover, "mover", f"no mover reads {DAY.partition(1)}: 2 of 4 partitions"),
         (lambda it: it.movers[2].close(), "dispatcher", "no dispatcher serves"),
-        (waiting(TRACKER.window_topic), "dispatcher", "does not release messages"),
+        (waiting(TRACKER.window_topic), "dispatcher", "may have stopped"),
         (pause, "pauses", "orders is paused since"),
         (waiting(DAY), "hand-offs", "2d00h behind"),
         (ahead, "producer clocks", "ahead"),

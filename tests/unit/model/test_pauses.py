@@ -35,6 +35,7 @@ def test_the_messages_of_a_pause_leave_evenly() -> None:
     assert left == 0
     assert released == [0, *[100] * 60]
     assert spread.take(5, 0, 70_000) == (5, 70_000)
+    assert spread.take(5, 70_000, 69_999) == (5, 69_999), "the clock was set back"
 
 
 def test_the_time_of_the_next_release() -> None:

@@ -87,8 +87,8 @@ def waiting(since_ms: int, of: SubscriptionStats = RUNNING, **changes: Any) -> S
 DEPLOY = f"is running for orders: `delaylevel mover deploy {LEVEL_TOPIC}`"
 SEPARATE = f"is running for orders: `delaylevel dispatcher run {LEVEL_TOPIC}`"
 OVERDUE = (
-    "host-1 is connected, and a message in the window was due 1h00m ago or earlier: "
-    "`delaylevel levels describe orders`"
+    "host-1 is connected, and a message has been in the window for 2h05m: "
+    "`delaylevel pending list orders`"
 )
 # A mover was connected, and moved nothing.
 GONE = replace(IDLE, type="Exclusive")
