@@ -23,9 +23,8 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled, place_of
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
-from delaylevel.producer.receipts import accepted
+from delaylevel.producer.receipts import accepted, first_copies
 from delaylevel.topics.members import metadata_of
-from delaylevel.topics.outcomes import CancelledName
 
 if TYPE_CHECKING:
     from delaylevel.inspection.rows import PendingRow
@@ -115,12 +114,6 @@ class Changed:
         return isinstance(self.outcome, Outcome) and not self.outcome.final
 
     @property
-    def name(self) -> CancelledName:
-        """The message as its cancellation names it."""
-        one = self.receipt
-        return CancelledName(one.id, one.target, one.key, one.due_ms)
-
-    @property
     def view(self) -> dict[str, Any]:
         """The result as one row."""
         if isinstance(self.outcome, Failure):
@@ -177,7 +170,7 @@ def receipts_of(
     description: LevelTopicDescription, rows: Sequence[PendingRow]
 ) -> tuple[list[Receipt], int]:
     """Return receipts for rows, and the number of those that are held or unreadable."""
-    found: dict[tuple[str, str, str | None], Receipt] = {}
+    found: list[Receipt] = []
     held = 0
     for row in rows:
         try:
@@ -189,11 +182,9 @@ def receipts_of(
             held += 1
             continue
         place = place_of(row.topic, row.ledger, row.entry)
-        # A message that a mover forwards meanwhile may be there twice.
-        found[row.id, envelope.target, row.key] = Receipt(
-            row.id, envelope.due_ms, envelope.target, description.topic, row.key or "", place
-        )
-    return list(found.values()), held
+        named = row.id, envelope.due_ms, envelope.target, description.topic, row.key or ""
+        found.append(Receipt(*named, place))
+    return first_copies(found), held
 
 
 def change_messages(
@@ -257,7 +248,7 @@ def change_messages(
             Changed(receipt, result) if isinstance(result, Failure) else result
             for receipt, result in zip(chosen, for_each(chosen, apply, note), strict=True)
         ]
-    names = {one.name for one in results if one.undecided}
+    names = {one.receipt.name for one in results if one.undecided}
     if timeout_s is None or not names:
         return results
     try:
@@ -266,7 +257,7 @@ def change_messages(
         note(f"Outcomes could not be waited for: {Failure.of(error).reason}")
         return results
     return [
-        replace(one, outcome=decided.get(one.name, one.outcome)) if one.undecided else one
+        replace(one, outcome=decided.get(one.receipt.name, one.outcome)) if one.undecided else one
         for one in results
     ]
 

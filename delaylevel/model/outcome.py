@@ -14,7 +14,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from delaylevel.errors import EnvelopeError, InvalidInputError
 
@@ -57,6 +57,15 @@ class OutcomeStatus(str, enum.Enum):
         return self.value
 
 
+class CancelledName(NamedTuple):
+    """The message that a cancellation names; all but the due time are the same for its copies."""
+
+    id: str
+    target: str
+    key: str
+    due_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of one cancellation.
@@ -86,6 +95,11 @@ class Outcome:
     def final(self) -> bool:
         """True if the dispatcher has decided."""
         return self.status is not OutcomeStatus.ACCEPTED
+
+    @property
+    def name(self) -> CancelledName:
+        """The message as its cancellation named it."""
+        return CancelledName(self.id, self.target, self.key, self.due_ms)
 
     def properties(self) -> dict[str, str]:
         """Return the properties of the record in the outcomes topic; its key is the ID.
@@ -182,6 +196,11 @@ class Receipt:
     stored_at: str = ""
     sent_directly: bool = False
     replaced: tuple[Outcome, ...] = field(default=(), compare=False)
+
+    @property
+    def name(self) -> CancelledName:
+        """The message as its cancellation names it."""
+        return CancelledName(self.id, self.target, self.key, self.due_ms)
 
     @property
     def place(self) -> tuple[str, Position] | None:

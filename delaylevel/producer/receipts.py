@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
 
 import pulsar
@@ -29,7 +30,7 @@ from delaylevel.model.due_time import due_time_ms
 from delaylevel.model.envelope import ID, Envelope, check_id
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage, parked_message, properties_of
-from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, place_of
+from delaylevel.model.outcome import CancelledName, Outcome, OutcomeStatus, Receipt, place_of
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import status
 
@@ -51,7 +52,8 @@ _NOT_STORED = frozenset(
         "TopicTerminated",
     }
 )
-_HELD = "it is held, and will be delivered once its target can be written"
+_DUE = attrgetter("due_ms")
+_HELD = "its target could not be written: the message is held"
 _SENT_DIRECTLY = "it was due when it was sent, and went straight to its topic"
 
 
@@ -111,9 +113,9 @@ def waiting_under(
         are held, and cannot be cancelled.
     """
     names = re.compile(re.escape(message_id) + "(~[0-9a-f]{12})?")
-    found: dict[tuple[str, str], Receipt] = {}
-    cancelled: set[tuple[str, str]] = set()
-    held: dict[tuple[str, str], Outcome] = {}
+    found: list[Receipt] = []
+    cancelled: set[CancelledName] = set()
+    held: dict[CancelledName, Outcome] = {}
     roles = (Role.LEVEL, Role.WINDOW, Role.HELD)
     now_ms = SystemClock().now_ms()
     stats = status(admin, description, now_ms, as_described=False, roles=roles)
@@ -132,7 +134,6 @@ def waiting_under(
                 envelope = Envelope.read(message.properties, stored_id)
             except EnvelopeError:
                 continue  # it becomes a dead letter
-            key = (stored_id, message.key)
             place = place_of(row.topic, message.position.ledger, message.position.entry)
             receipt = Receipt(
                 stored_id, envelope.due_ms, target, description.topic, message.key, place
@@ -140,13 +141,24 @@ def waiting_under(
             if envelope.target != target:
                 continue
             if envelope.kind is not None:
-                cancelled.add(key)
+                cancelled.add(receipt.name)
             elif row.role is Role.HELD:
-                held[key] = replace(accepted(receipt, _HELD), status=OutcomeStatus.UNKNOWN)
+                held[receipt.name] = replace(accepted(receipt, _HELD), status=OutcomeStatus.UNKNOWN)
             else:
-                found[key] = receipt
-    waiting = [receipt for key, receipt in found.items() if key not in cancelled]
+                found.append(receipt)
+    waiting = [receipt for receipt in first_copies(found) if receipt.name not in cancelled]
     return waiting, list(held.values())
+
+
+def first_copies(receipts: Iterable[Receipt]) -> list[Receipt]:
+    """Return receipts in due order; of the copies of a message, that of the first one.
+
+    Only that one would be released. Once it is cancelled, the others are dropped as copies of it.
+    """
+    # Of two with one due time, the later one: a mover may have forwarded the message meanwhile.
+    latest_first = sorted(receipts, key=_DUE, reverse=True)
+    found = {receipt.name[:3]: receipt for receipt in latest_first}
+    return sorted(found.values(), key=_DUE)
 
 
 def check_scheduled(deliver_at: object, deliver_after: object) -> None:

@@ -29,7 +29,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.outcome import PAYLOAD, Outcome, Receipt, Rescheduled, place_of
 from delaylevel.model.position import Position
-from delaylevel.topics.outcomes import CancelledName, Outcomes
+from delaylevel.topics.outcomes import Outcomes
 
 from .checks import Message, check_arguments, check_encoded
 from .client_calls import (
@@ -367,8 +367,8 @@ class BaseProducer:
             await self._park(route, PAYLOAD, self._arguments(route, wanted.key or None))
         if isinstance(start, str):
             return accepted(wanted, start)
-        name = CancelledName(wanted.id, wanted.target, wanted.key, wanted.due_ms)
-        wait = partial(self._outcomes().wait, start, {name}, timeout_s, lambda: self._closed)
+        names = {wanted.name}
+        wait = partial(self._outcomes().wait, start, names, timeout_s, lambda: self._closed)
         try:
             found = await self._waiting(wait)
         except pulsar.Interrupted:
@@ -376,7 +376,7 @@ class BaseProducer:
         except (BrokerError, pulsar.PulsarException) as error:
             # The cancellation is stored all the same.
             return accepted(wanted, f"its outcome cannot be read: {error}")
-        return found.get(name) or accepted(wanted)
+        return found.get(wanted.name) or accepted(wanted)
 
 
 class Scheduling(BaseProducer):

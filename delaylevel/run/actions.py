@@ -40,10 +40,10 @@ _TEXTS = {
     "unknown": "No such message has arrived",
 }
 _FIRED = {
-    "accepted": "The message is delivered now. A dispatcher takes the old copy back when it is due",
-    "cancelled": "The message is delivered now",
-    "too late": "The message was released already, and is delivered again",
-    "unknown": "The message is delivered now. The old copy was not found",
+    "accepted": "The message is due now. A dispatcher takes the old copy back before its time",
+    "cancelled": "The message is due now",
+    "too late": "The message was released already, and is due again",
+    "unknown": "The message is due now. The old copy was not found",
 }
 _VIEW = ("id", "key", "target", "due_ms", "place", "size")
 _FIELDS = {
@@ -198,8 +198,10 @@ def _choice(
     action: str, description: LevelTopicDescription, rows: Sequence[PendingRow]
 ) -> ActionReport:
     """Return messages that match, each with its receipt unless it is held."""
-    # A message that a mover forwards meanwhile may be there twice.
-    messages = {(row.id, row.target, row.key): row for row in rows}
+    # As receipts: of copies, the one that is due first.
+    messages: dict[tuple[str | None, ...], PendingRow] = {}
+    for row in rows:
+        messages.setdefault((row.id, row.target, row.key), row)
     if not messages:
         return ActionReport(404, "No pending message matches.")
     views: list[dict[str, Any]] = []

@@ -5,28 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 from delaylevel.cluster.client_parts.cores import has_core
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import PartitionReader, read_range
 from delaylevel.errors import EnvelopeError, LevelTopicError, NotFoundError
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.outcome import Outcome, OutcomeStatus, no_outcomes
+from delaylevel.model.outcome import CancelledName, Outcome, OutcomeStatus, no_outcomes
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.topic_name import TopicName
 
 # Wait for a record, in ms. The client does not notice Ctrl-C or a close meanwhile.
 _POLL_MS = 100
-
-
-class CancelledName(NamedTuple):
-    """The message that a cancellation names."""
-
-    id: str
-    target: str
-    key: str
-    due_ms: int
 
 
 class Outcomes:
@@ -115,12 +106,9 @@ class Outcomes:
                         break
                     continue
                 outcome = _outcome(message.properties())
-                if outcome is None:
-                    continue
-                name = CancelledName(outcome.id, outcome.target, outcome.key, outcome.due_ms)
-                if name in left:
-                    left.remove(name)
-                    found[name] = outcome
+                if outcome is not None and outcome.name in left:
+                    left.remove(outcome.name)
+                    found[outcome.name] = outcome
         finally:
             with self._in_client:
                 reader.close()

@@ -16,7 +16,7 @@ from delaylevel.dispatcher.publishing.outcomes import expire_outcomes
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.topics.outcomes import CancelledName, Outcomes
+from delaylevel.topics.outcomes import Outcomes
 from support.proxy import Proxy
 from support.world import QUIET, RealWorld
 from support.world import eventually as wait_until
@@ -55,18 +55,17 @@ def test_outcomes_are_not_lost_when_the_topic_moves(
     partition = orders.outcomes_topic.partition(0)
     decisions = world.plain_client.create_producer(partition.full, batching_enabled=False)
     first = producer.schedule(b"x", deliver_after=FAR)
-    name = CancelledName(first.id, first.target, first.key, first.due_ms)
     outcomes = Outcomes(world.plain_client, admin, orders)
     for _ in range(3):
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(outcomes.wait, outcomes.end(), {name}, 60)
+            waiting = pool.submit(outcomes.wait, outcomes.end(), {first.name}, 60)
             wait_for_readers(admin, orders, 1)
             admin.unload(partition)
             decided = Outcome(
                 OutcomeStatus.CANCELLED, first.id, first.target, first.due_ms, world.clock.now_ms()
             )
             decisions.send(decided.payload(), decided.properties(), partition_key=first.id)
-            assert waiting.result(90)[name].status is OutcomeStatus.CANCELLED
+            assert waiting.result(90)[first.name].status is OutcomeStatus.CANCELLED
         wait_for_readers(admin, orders, 0)
 
 

@@ -113,6 +113,10 @@ replayed drained: it waits in the window; a drain leaves dead letters alone
 rescheduled cancelled: the new message can be cancelled; a cancelled one can be replaced
     send reschedule cancel 9d                           0 cancelled
     send cancel reschedule 9d                           1 cancelled
+    send later_copy cancel 9d                           0 cancelled
+    send later_copy reschedule 9d                       1 cancelled
+    send later_copy by_id 9d                            1 cancelled
+    send wrongly_cancelled by_id 9d                     1 cancelled
 rescheduled expired: the expiry moves with the due time; what is due when it is sent has none
     short reschedule 9d                                 1 cancelled
     short reschedule away:9d 1m                         0 cancelled
@@ -341,6 +345,21 @@ class Story:
 
     def reschedule(self) -> None:
         self.reschedule_by(FAR)
+
+    def later_copy(self) -> None:
+        assert self.receipt is not None
+        self.producer().send(b"m", deliver_after=2 * FAR, message_id=self.receipt.id)
+
+    def wrongly_cancelled(self) -> None:
+        assert self.receipt is not None
+        at = self.clock.now() + 3 * FAR
+        self.producer().cancel(message_id=self.receipt.id, deliver_at=at)
+
+    def by_id(self) -> None:
+        old = self.cancelled = self.receipt
+        assert old is not None
+        options = {"deliver_after": FAR, "message_id": old.id, "replace": True}
+        self.receipt = self.producer().schedule(b"m", **options)
 
     def to_the_past(self) -> None:
         self.reschedule_by(-2 * HOUR)
