@@ -123,11 +123,11 @@ def take_snapshot(
     # in one of the ranges, or in both.
     levels = pending_ranges(admin, description, now_ms, due=due, wanted=wanted, slack_ms=slack_ms)
     if description.final_window is FinalWindow.TRACKER:
-        read = partial(tracker_window, client, admin, description, now_ms, slack_ms)
+        read = partial(tracker_window, client, admin, description)
         if live is not None:
             window = live_window(admin, description, live, due, read)
         else:
-            window = read(due, range(description.window_partitions))
+            window = read(range(description.window_partitions))
     else:
         targets = description.targets if target is None else (target,)
         window = broker_window(admin, description, targets, now_ms, due)

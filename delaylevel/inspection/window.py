@@ -66,11 +66,13 @@ def broker_window(
 ) -> WindowContents:
     """Return the messages of business topics that are not due yet; the broker delays them.
 
-    They were published when they were near-due, so only that time is read back.
+    They were published when they were near-due, so only that time is read back, and a lead more
+    because of clocks that differ.
     """
     found = WindowContents()
     from_ms = max(now_ms, due.from_ms if due.from_ms is not None else now_ms)
-    since_ms = from_ms - _longest_stay_ms(description)
+    finest = description.levels[len(description.levels) - 1]
+    since_ms = from_ms - finest.near_due_ms - finest.lead_ms
     if since_ms > now_ms or (due.before_ms is not None and due.before_ms <= from_ms):
         return found
     for target in map(TopicName.parse, targets):
@@ -88,22 +90,11 @@ def tracker_window(
     client: Any,
     admin: TopicAdmin,
     description: LevelTopicDescription,
-    now_ms: int,
-    slack_ms: int,
-    due: Window,
     partitions: Sequence[int],
 ) -> WindowContents:
-    """Return the unacknowledged messages of window partitions that no journal has as released.
-
-    Movers and producers publish there by their own clocks, so that a search by publish time is off
-    by their differences. ``slack_ms`` allows for them.
-    """
+    """Return the unacknowledged messages of window partitions that no journal has as released."""
+    # Whatever their due times: `levels drain` puts messages there long before.
     found = WindowContents()
-    since_ms = None
-    if due.from_ms is not None:
-        since_ms = due.from_ms - _longest_stay_ms(description, slack_ms)
-        if since_ms > now_ms:
-            return found
 
     def read_journal(index: int) -> JournalView:
         try:
@@ -118,7 +109,7 @@ def tracker_window(
 
     def read_range(index: int) -> list[PendingRange]:
         source = _source(description, index)
-        return _published_since(admin, source, pending_start(admin, source.name), since_ms)
+        return _published_since(admin, source, pending_start(admin, source.name), None)
 
     # Journals are read before ranges: a message that is released in between is still shown, and one
     # that was released earlier is not.
@@ -134,7 +125,7 @@ def live_window(
     description: LevelTopicDescription,
     live: LiveDispatchers,
     due: Window,
-    others: Callable[[Window, Sequence[int]], WindowContents],
+    others: Callable[[Sequence[int]], WindowContents],
 ) -> WindowContents:
     """Return the messages that running dispatchers name as pending.
 
@@ -152,7 +143,7 @@ def live_window(
     if any(each["more"] for each in asked.values()):
         answers = {}
     missing = [index for index in range(description.window_partitions) if index not in answers]
-    found = others(due, missing) if missing else WindowContents()
+    found = others(missing) if missing else WindowContents()
     for index, answer in sorted(answers.items()):
         known = _Known.of(index, answer)
         found.rules[index] = known.stored
@@ -207,15 +198,6 @@ class _Known(NamedTuple):
             (Position(*entries[first]), Position(*entries[last - 1]).next_entry)
             for first, last in zip(starts, ends, strict=True)
         ]
-
-
-def _longest_stay_ms(description: LevelTopicDescription, slack_ms: int = 0) -> int:
-    """Return the longest time before its due time at which a message can enter the window, in ms.
-
-    It allows for clocks that differ by less than the lead, or by the slack if that is more.
-    """
-    finest = description.levels[len(description.levels) - 1]
-    return finest.near_due_ms + max(finest.lead_ms, slack_ms)
 
 
 def _due_after(messages: Messages, time_ms: int) -> list[bool]:

@@ -17,6 +17,7 @@ from delaylevel.inspection.live import LiveDispatchers
 from delaylevel.inspection.rows import SCHEMA
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.drain import drain
 from delaylevel.testing import MemoryPulsar
 from support.pending_commands import pending_commands
 
@@ -89,6 +90,16 @@ def test_conditions_select_by_due_time_and_column(
         sizes = [one.size for one in wanted]
         assert found.mean == pytest.approx(sum(sizes) / len(sizes))
         assert (found.least, found.most, found.total) == (min(sizes), max(sizes), sum(sizes))
+
+
+def test_drained_messages_are_found_by_their_due_times(filled: Filled) -> None:
+    pending = filled(40, final_window="tracker")
+    look = pending.look()
+    drain(pending.memory.client(), look.admin, look.description, clock=pending.memory.clock)
+    for low in (DAY, 4 * DAY):
+        window = Window(pending.now_ms + low, None)
+        expected = [due_ms for due_ms in pending.dues if due_ms in window]
+        assert dues(look.rows(Selection(window))) == expected != []
 
 
 def test_a_message_is_found_by_id_in_any_part(filled: Filled) -> None:
