@@ -77,8 +77,8 @@ torture: fetch ## Break everything at random for MINUTES=30 (SEED=… repeats a 
 	PYTHONPATH=tests $(BIN)/python -m torture --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0) \
 		--json $(or $(JSON),artifacts/torture.json)
 
-walk: fetch ## Type README and Getting started in a terminal, with `run` and with Spark, and time it
-	PYTHONPATH=tests $(BIN)/python -m support.walk
+walk: fetch ## Type README and Getting started as a new user, with `run` and with Spark, and time it
+	$(BIN)/python -m pytest -s tests/docs/night/test_walk.py
 
 reference: $(STAMP) ## Write the help of all commands to build/commands.md
 	$(BIN)/python tools/make_reference.py

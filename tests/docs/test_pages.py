@@ -1,30 +1,14 @@
-"""The first pages, typed on a real broker, and rules for the blocks of all pages."""
+"""Rules for the blocks of all pages, and for the steps that go before them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import pytest
 
-from support.page_reader import (
-    KINDS,
-    NOT_RUN,
-    OPTION,
-    PAGES,
-    Reader,
-    bare,
-    pages_to_walk,
-    reader,  # noqa: F401
-    walk,
-)
+from support.page_reader import KINDS, NOT_RUN, OPTION, PAGES, bare
 from support.page_steps import BEFORE
-from support.pages import FENCE, ROOT, Block
-
-
-@pytest.mark.parametrize(("title", "page"), list(pages_to_walk(by_night=False)))
-def test_page(title: str, page: Sequence[Block], reader: Reader) -> None:
-    walk(reader, title, page, by_night=False)
+from support.pages import FENCE, ROOT
 
 
 def test_only_listed_blocks_are_not_run() -> None:

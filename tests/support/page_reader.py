@@ -11,12 +11,11 @@ The info string of a fence has options for its block:
                     begins with ``# some/file.py`` is written to that file
 ``background``      Python that needs a broker and runs until Ctrl-C, while later blocks run
 ``needs-NAME``      Python that runs where the package NAME is installed (test_examples.py)
-``walked``          a step of a new user: tests/support/walk.py types it, and has more such options
+``walked``          a step of a new user: night/test_walk.py types it, and has more such options
 ``pytest``          a file of a project, ``# some/file.py``, whose tests test_examples.py runs
 
 ``sh`` blocks are commands. In ``console`` blocks commands begin with ``$``, and the lines below a
-command must be in its output (``...`` for omitted text). Commands that start Spark, functions
-workers or brokers run at night.
+command must be in its output (``...`` for omitted text).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,8 @@ from delaylevel.broker.distribution import distribution_directory
 from delaylevel.broker.embedded import EmbeddedBroker, instances
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
-from support.page_steps import BEFORE, Step
-from support.pages import ROOT, Block, blocks, missing
+from support.page_steps import Step
+from support.pages import ROOT, blocks
 from support.world import eventually
 
 KINDS = {"sh", "console", "python", "java", "text", "yaml"}
@@ -51,14 +50,8 @@ OPTION = re.compile(
     r"exits-\d|background|stopped|with-broker|pytest|needs-\w+|walked|terminal-\d|with-(run|spark)"
 )
 SPARK = r"(-v )?mover run"
-OUTSIDE = re.compile(rf"delaylevel ({SPARK}|(dispatcher )?run|mover|function|broker|demo)\b")
-SLOW = re.compile(
-    r"make|python benchmarks|pulsar-admin|"
-    rf"delaylevel ({SPARK}|mover|function|broker|demo)\b"
-)
-FOREVER = re.compile(
-    rf"delaylevel ({SPARK}(?!.*--once)|(dispatcher )?run(?!.*--once)|\w+ logs .*--follow)\b"
-)
+OUTSIDE = re.compile(rf"delaylevel ({SPARK}|(dispatcher )?run|mover|broker|demo)\b")
+FOREVER = re.compile(rf"delaylevel ({SPARK}|(dispatcher )?run)\b(?!.*--once)")
 # Checks of `delaylevel doctor` that show that a process is running.
 CHECKS = {"mover run": "mover", "dispatcher": "dispatcher"}
 # Spark takes ten seconds to start on an idle machine, and minutes on a busy one.
@@ -74,23 +67,10 @@ NOT_RUN = {
     "docs/spark.md": "it downloads packages",
 }
 
-#: The pages whose quick commands every run of the tests types; everything else is typed at night.
-FIRST = ("README.md", "docs/getting-started.md")
 PAGES = {
     str(page.relative_to(ROOT)): blocks(page)
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
-
-
-def pages_to_walk(by_night: bool) -> Iterator[Any]:
-    """Yield the first pages, or those with something that only the night types."""
-    for name, found in PAGES.items():
-        mine = [block for block in found if block.runs]
-        lines = [line for b in mine if b.kind != "python" for line, _ in b.commands]
-        only_by_night = name not in FIRST or any(map(SLOW.match, lines))
-        if mine and (only_by_night if by_night else name in FIRST):
-            marks = pytest.mark.timeout(3000) if by_night else ()
-            yield pytest.param(name, mine, id=name, marks=marks)
 
 
 class Reader:
@@ -329,28 +309,3 @@ def _checkout(folder: Path) -> None:
         (folder / name).symlink_to(ROOT / name)
     (folder / ".venv/.installed").unlink(missing_ok=True)
     (folder / ".venv/.installed").touch()
-
-
-def walk(reader: Reader, title: str, page: Sequence[Block], by_night: bool) -> None:
-    """Type everything on a page, by day only what is quick, and compare what it shows."""
-    before = BEFORE.get(title, {})
-    reader.do(*before.get("", ()))
-    for block in page:
-        if "stopped" in block.options:
-            reader.stop()
-        if block.kind == "python":
-            reader.python(block.code, "background" in block.options)
-            continue
-        exits = re.search(r"exits-(\d)", block.options)
-        for line, shown in block.commands:
-            if by_night or not SLOW.match(line):
-                reader.do(*before.get(bare(line), ()))
-                output = reader.type(line, int(exits[1]) if exits else 0)
-                compare(map(reader.translated, shown), output)
-    reader.stop()
-
-
-def compare(shown: Iterable[str], output: str) -> None:
-    """Check that every line shown on a page was printed; columns may be wider."""
-    absent = missing(shown, output.splitlines())
-    assert not absent, f"nothing like {absent[0]!r} in\n{output}"
