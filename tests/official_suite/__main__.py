@@ -6,17 +6,15 @@ import argparse
 import contextlib
 import importlib.metadata
 import importlib.util
-import json
 import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 from .broker import SuiteBroker, running, with_ports
 
@@ -34,19 +32,7 @@ FILES = (
     "reader_test.py",
     "asyncio_test.py",
 )
-#: Outcomes that are no fault of a mode.
-GOOD = ("passed", "skipped")
-_TEST_SECONDS = 120
-_RESULTS, _LOG = "results.jsonl", "output.log"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Result of one test: passed, failed, skipped, or hung if its process ended during it."""
-
-    test: str
-    result: str
-    reason: str = ""
+_TEST_SECONDS, _FILE_SECONDS = 120, 1800
 
 
 def main() -> int:
@@ -60,14 +46,16 @@ def main() -> int:
     parser.add_argument("checkout", type=Path, help="checkout of apache/pulsar-client-python")
     checkout = parser.parse_args().checkout
     _check(checkout)
-    found: dict[str, list[Outcome]] = {}
+    passed: dict[str, set[str]] = {}
     for mode in MODES:
-        found[mode] = run_mode(mode, checkout)
-        bad = [each for each in found[mode] if each.result not in GOOD]
-        for each in bad if mode == BASELINE else worse(found[mode], found[BASELINE]):
-            print(f"  {mode}: {each.test} ({each.result}): {each.reason.splitlines()[:1]}")
-    print("\n".join(table(found)))
-    return int(any(worse(outcomes, found[BASELINE]) for outcomes in found.values()))
+        found = run_mode(mode, checkout)
+        passed[mode] = {test for test, reason in found.items() if reason is None}
+        new = passed[BASELINE] - passed[mode]
+        for test in sorted(new):
+            print(f"  {test}: {found.get(test, 'its process was ended')}")
+        counts = f"{len(passed[mode])} of {len(found)} passed, {len(new)} not that do without us"
+        print(f"{mode}: {counts}", flush=True)
+    return int(any(passed[BASELINE] - each for each in passed.values()))
 
 
 def _check(checkout: Path) -> None:
@@ -83,8 +71,12 @@ def _check(checkout: Path) -> None:
             sys.exit(f"the suite imports {module}: install it in this environment")
 
 
-def run_mode(mode: str, checkout: Path) -> list[Outcome]:
-    """Run the tests in one mode with a new broker, and those that fail once more."""
+def run_mode(mode: str, checkout: Path) -> dict[str, str | None]:
+    """Run the tests in one mode with a new broker, and those that fail once more.
+
+    Returns:
+        The reason for which each test has not passed; None for one that has.
+    """
     with tempfile.TemporaryDirectory(prefix="official-suite-") as name:
         tests = Path(name) / "tests"
         (tests / "test-conf").mkdir(parents=True)
@@ -99,14 +91,14 @@ def run_mode(mode: str, checkout: Path) -> list[Outcome]:
             for path in tests.glob("*.py"):
                 path.write_text(with_ports(path.read_text("utf-8"), broker.ports), encoding="utf-8")
             (tests / ".test-token.txt").write_text(broker.principal, encoding="utf-8")
-            first = _run_files(mode, tests, broker, FILES)
-            again = [each.test for each in first if each.result not in GOOD]
-            last = {each.test: each for each in _run_files(mode, tests, broker, again)}
-        return [last.get(each.test, each) for each in first]
+            first = dict(_run(mode, tests, broker))
+            return {**first, **dict(_run(mode, tests, broker, "--lf", "--lfnf=none"))}
 
 
-def _run_files(mode: str, tests: Path, broker: SuiteBroker, chosen: Sequence[str]) -> list[Outcome]:
-    """Run tests with a process for each file, and another one for those after a hung test.
+def _run(
+    mode: str, tests: Path, broker: SuiteBroker, *options: str
+) -> Iterator[tuple[str, str | None]]:
+    """Run the tests with a process for each file; yield each with its failure.
 
     The client keeps the loggers of one file for the whole process, and may then hang in another.
     """
@@ -116,82 +108,27 @@ def _run_files(mode: str, tests: Path, broker: SuiteBroker, chosen: Sequence[str
         "OFFICIAL_SUITE_MODE": mode,
         "OFFICIAL_SUITE_ADMIN": broker.admin_url,
         "OFFICIAL_SUITE_TOKEN": broker.superuser,
-        "OFFICIAL_SUITE_RESULTS": str(tests / _RESULTS),
     }
-    # The time limit of pytest-timeout is a thread, which some tests would count.
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:timeout"]
-    command += ["-p", "official_suite.plugin"]
-    found: list[Outcome] = []
-    for file in dict.fromkeys(test.partition("::")[0] for test in chosen):
-        group = [test for test in chosen if test.partition("::")[0] == file]
-        unfinished: str | None = ""
-        while unfinished is not None:
-            done = [f"--deselect={each.test}" for each in found]
-            (tests / _RESULTS).write_text("", encoding="utf-8")
-            _run([*command, *done, *group], tests, environ)
-            outcomes, unfinished = parse((tests / _RESULTS).read_text("utf-8").splitlines())
-            found += outcomes
-            if unfinished is not None:
-                found.append(Outcome(unfinished, "hung", "the process ended during the test"))
-    return found
-
-
-def _run(command: list[str], tests: Path, environ: Mapping[str, str]) -> None:
-    """Run a process; end it if a test takes too long, with the stacks of its threads in the log."""
-    with (
-        (tests / _LOG).open("ab") as output,
-        subprocess.Popen(
-            command,
-            cwd=tests,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        ) as process,
-    ):
-        try:
-            while process.poll() is None:
-                time.sleep(0.1)
-                if time.time() - (tests / _RESULTS).stat().st_mtime > _TEST_SECONDS:
-                    process.send_signal(signal.SIGABRT)
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(10)
-                    break
-        finally:
-            process.kill()
-
-
-def parse(lines: Iterable[str]) -> tuple[list[Outcome], str | None]:
-    """Return the outcomes that the plugin has written, and the test that did not end, or None."""
-    found: dict[str, Outcome] = {}
-    unfinished = None
-    for line in lines:
-        event = json.loads(line)
-        if event["result"] == "started":
-            unfinished = event["test"]
-            continue
-        unfinished = None if event["test"] == unfinished else unfinished
-        found[event["test"]] = Outcome(**event)
-    return list(found.values()), unfinished
-
-
-def worse(mode: Iterable[Outcome], baseline: Iterable[Outcome]) -> list[Outcome]:
-    """Return the tests that do not pass in a mode although they do in the baseline."""
-    passed = {each.test for each in baseline if each.result == "passed"}
-    return [each for each in mode if each.result != "passed" and each.test in passed]
-
-
-def table(modes: Mapping[str, Sequence[Outcome]]) -> list[str]:
-    """Return the lines of the table of counts, by mode."""
-    columns = ("passed", "skipped", "failed", "hung")
-    rows: list[tuple[str, ...]] = [("MODE", "TESTS", *map(str.upper, columns), "NEW")]
-    for mode, outcomes in modes.items():
-        results = [each.result for each in outcomes]
-        counts = (str(results.count(each)) for each in columns)
-        new = len(worse(outcomes, modes[BASELINE]))
-        rows.append((mode, str(len(results)), *counts, str(new)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    report = tests / "report.xml"
+    # Another method is a thread, which some tests would count.
+    limit = [f"--timeout={_TEST_SECONDS}", "--timeout-method=signal"]
+    command = [sys.executable, "-m", "pytest", "-p", "official_suite.plugin", *limit, *options]
+    for file in FILES:
+        report.unlink(missing_ok=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [*command, f"--junitxml={report}", file],
+                cwd=tests,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                timeout=_FILE_SECONDS,
+                check=False,
+            )
+        for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
+            bad = [each for each in case if each.tag in ("failure", "error", "skipped")]
+            reason = bad[0].get("message", bad[0].tag).partition("\n")[0] if bad else None
+            yield f"{case.get('classname')}.{case.get('name')}", reason
 
 
 if __name__ == "__main__":

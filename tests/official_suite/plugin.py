@@ -2,24 +2,20 @@
 
 It reads these environment variables:
 
-``OFFICIAL_SUITE_MODE``     ``plain``, ``levels-off``, ``levels-on`` or ``wrap``
-``OFFICIAL_SUITE_ADMIN``    address of the admin REST interface
-``OFFICIAL_SUITE_TOKEN``    token of a superuser, for creating level topics
-``OFFICIAL_SUITE_RESULTS``  file to which the outcome of each test is appended
+``OFFICIAL_SUITE_MODE``   ``plain``, ``levels-off``, ``levels-on`` or ``wrap``
+``OFFICIAL_SUITE_ADMIN``  address of the admin REST interface
+``OFFICIAL_SUITE_TOKEN``  token of a superuser, for creating level topics
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pulsar
 import pulsar.asyncio
-import pytest
 
 import delaylevel
 import delaylevel.asyncio
@@ -29,7 +25,6 @@ _ACCESS = {
     "admin_url": os.environ["OFFICIAL_SUITE_ADMIN"],
     "admin_token": os.environ["OFFICIAL_SUITE_TOKEN"],
 }
-_RESULTS = Path(os.environ["OFFICIAL_SUITE_RESULTS"])
 
 
 def with_levels(base: Any) -> Any:
@@ -100,21 +95,3 @@ def replace(mode: str) -> None:
 
 
 replace(MODE)
-
-
-def pytest_runtest_logstart(nodeid: str) -> None:
-    """Write the name of a test before it runs."""
-    _write(nodeid, "started")
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Write the outcome of a test, and that of its preparation or end if this is not good."""
-    if report.when == "call" or report.outcome != "passed":
-        crash = getattr(report.longrepr, "reprcrash", None)
-        reason = crash.message if crash is not None else str(report.longrepr or "")
-        _write(report.nodeid, report.outcome, reason.strip())
-
-
-def _write(test: str, result: str, reason: str = "") -> None:
-    with _RESULTS.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"test": test, "result": result, "reason": reason}) + "\n")
