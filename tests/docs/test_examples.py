@@ -1,4 +1,4 @@
-"""Every Python example in README.md and docs/ that needs no broker runs here.
+"""Every Python example in README.md and docs/ that needs no broker runs here, and examples/.
 
 Examples marked ``with-broker`` or ``background`` run in test_pages.py, in the order of their page.
 Those marked ``needs-NAME`` are skipped if the package NAME is not installed.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from delaylevel.cluster.connection.settings import Connection
 from support.pages import FENCE, ROOT, Block, blocks
+from support.python import python
 
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
@@ -73,6 +72,17 @@ def embedded_broker():
 """
 
 
+def run_tests(project: Path, folder: Path) -> int:
+    """Run the tests of a folder as its user does; return their number, all of which pass."""
+    written = sum(path.read_text().count("def test_") for path in folder.rglob("test_*.py"))
+    program = ["-p", "delaylevel.testing.plugin", "-p", "no:cacheprovider", "-q", str(folder)]
+    environ = {**os.environ, "PYTHONPATH": str(project), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = python("-m", "pytest", *program, cwd=project, env=environ)
+    assert f"{written} passed" in done.stdout, done.stdout
+    assert "failed" not in done.stdout
+    return written
+
+
 @pytest.mark.parametrize("page", TESTED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_tests_of_a_page_pass(page: Path, tmp_path: Path, connection: Connection) -> None:
     for block in of_kind("python", page):
@@ -86,18 +96,19 @@ def test_the_tests_of_a_page_pass(page: Path, tmp_path: Path, connection: Connec
             path.write_text(block.code, encoding="utf-8")
     text = CONFTEST.format(connection.service_url, connection.admin_url)
     (tmp_path / "conftest.py").write_text(text, encoding="utf-8")
-    wanted = sum(path.read_text().count("def test_") for path in tmp_path.rglob("*.py"))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "delaylevel.testing.plugin", "-q"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert f"{wanted} passed" in done.stdout, done.stdout
-    assert "failed" not in done.stdout
+    run_tests(tmp_path, tmp_path)
+
+
+def test_the_tests_of_the_examples_pass() -> None:
+    assert run_tests(ROOT, ROOT / "examples") >= 3
+
+
+def test_every_example_is_tested() -> None:
+    tests = [*ROOT.glob("examples/test_*.py"), *ROOT.glob("tests/**/test_*.py")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in tests)
+    names = {path.stem for path in ROOT.glob("examples/*.py")} - {path.stem for path in tests}
+    assert [name for name in names if name not in text] == []
+    assert "](examples/)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_settings_of_other_programs_can_be_read() -> None:
