@@ -1,14 +1,11 @@
-"""The ``delaylevel`` program as in an install without extras, for tests in a process of their own.
-
-It takes the arguments of the program, or ``--each`` and lines of JSON arrays on stdin: then it runs
-all these commands, and prints a line of JSON for each of them.
-"""
+"""Commands of ``delaylevel`` as in an install without extras, in a process of their own."""
 
 from __future__ import annotations
 
 import json
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 #: The top-level modules of the distributions that only extras install.
@@ -27,14 +24,27 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def each() -> None:
+def run(commands: Sequence[Sequence[str]], **options: Any) -> list[tuple[int, str, str]]:
+    """Run commands one after another; return exit code, output and traceback of each.
+
+    Args:
+        options: arguments of ``subprocess.run``.
+    """
+    from support.python import python  # the process itself has no such package
+
+    given = json.dumps(commands)
+    done = python(__file__, input=given, check=True, **options)
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def main() -> None:
     """Run the commands on stdin."""
     from click.testing import CliRunner
 
     from delaylevel.cli.main import cli
 
-    for line in sys.stdin:
-        result = CliRunner().invoke(cli, json.loads(line))
+    for words in json.load(sys.stdin):
+        result = CliRunner().invoke(cli, words)
         bug = result.exception
         trace = ""
         if bug is not None and not isinstance(bug, SystemExit):
@@ -44,9 +54,4 @@ def each() -> None:
 
 if __name__ == "__main__":
     sys.meta_path.insert(0, Absent())  # type: ignore[arg-type]
-    if sys.argv[1:] == ["--each"]:
-        each()
-    else:
-        from delaylevel.cli.main import main
-
-        main()
+    main()

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +16,6 @@ from support.loading import load
 from support.world import RealWorld
 
 commands_page = load("tools/make_reference.py").commands_page
-PROGRAM = Path(plain_install.__file__)
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=3))
 
 # The arguments of each command, and the extras that it lacks; none if it works.
@@ -93,18 +88,8 @@ def test_commands_name_the_extra_that_they_lack(
         for command, variants in COMMANDS.items()
         for arguments, lacks in variants
     ]
-    lines = [json.dumps([names.get(word, word) for word in line.split()]) for line, _ in runs]
-    done = subprocess.run(
-        [sys.executable, PROGRAM, "--each"],
-        input="\n".join(lines),
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-        timeout=300,
-        check=True,
-    )
-    answers: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]
+    commands = [[names.get(word, word) for word in line.split()] for line, _ in runs]
+    answers = plain_install.run(commands, env=environment, cwd=tmp_path, timeout=300)
     assert len(answers) == len(runs)
     for (line, lacks), (code, output, trace) in zip(runs, answers, strict=True):
         assert not trace, f"{line}\n{trace}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -13,7 +12,6 @@ from click.testing import CliRunner
 from delaylevel import __version__
 from delaylevel.cli.main import cli
 from support import plain_install
-from support.python import python
 
 
 def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
@@ -52,9 +50,7 @@ def test_a_command_has_help_and_an_example_of_its_own(name: str, command: click.
 
 def test_every_command_has_help_in_an_install_without_extras() -> None:
     commands = [[*name.split()[1:], "--help"] for name, _ in walk(cli, ("delaylevel",))]
-    lines = "\n".join(map(json.dumps, commands))
-    done = python(plain_install.__file__, "--each", input=lines, check=True)
-    results = [json.loads(line) for line in done.stdout.splitlines()]
+    results = plain_install.run(commands)
     assert len(results) == len(commands) > 30
     for command, (code, _, trace) in zip(commands, results, strict=True):
         assert (command, code, trace) == (command, 0, "")
