@@ -34,9 +34,9 @@ def producer_for(world: World, strategy: Any = SECONDS, clock: Any = None) -> An
 
     The final window is the broker's, because no dispatcher runs.
     """
-    return world.client(clock).create_producer(
+    return world.producer(
         world.topic("orders"),
-        enable_delay_level_topic=True,
+        clock=clock,
         partition_strategy=strategy,
         final_window="broker",
     )

@@ -27,9 +27,14 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import status
-from support.levels_broker import LEVELS, described
 from support.world import World
 
+LEVELS = Levels(
+    [
+        PartitionStrategy(partition_by=timedelta(minutes=10), maximum_delay=timedelta(minutes=30)),
+        PartitionStrategy(partition_by=timedelta(minutes=5), maximum_delay=timedelta(minutes=10)),
+    ]
+)
 OTHER = Levels(
     PartitionStrategy(partition_by=timedelta(minutes=10), maximum_delay=timedelta(minutes=40))
 )
@@ -50,6 +55,16 @@ def plain(world: World) -> Any:
 @pytest.fixture
 def space(world: World) -> str:
     return world.namespace
+
+
+def described(namespace: str, **changes: Any) -> LevelTopicDescription:
+    values: dict[str, Any] = {
+        "levels": LEVELS,
+        "targets": (f"{namespace}/orders",),
+        "final_window": FinalWindow.BROKER,
+        **changes,
+    }
+    return LevelTopicDescription(f"{namespace}/orders-delay-level", **values)
 
 
 def names(admin: Any, space: str) -> set[str]:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pulsar
 import pytest
@@ -24,9 +23,7 @@ from support.background import Background
 from support.fakes import HandClock
 from support.java_client import JavaSession, b64, compile_producer
 from support.proxy import Proxy
-from support.world import (
-    RealWorld,
-)
+from support.world import RealWorld
 
 
 @pytest.fixture
@@ -56,11 +53,14 @@ def clock() -> HandClock:
 @pytest.fixture
 def proxy(connection: Connection) -> Iterator[Proxy]:
     """A proxy in front of the broker's service port, whose connections can be broken."""
-    address = urlsplit(connection.service_url)
-    assert address.hostname is not None
-    assert address.port is not None
-    with contextlib.closing(Proxy(address.hostname, address.port)) as made:
+    with contextlib.closing(Proxy.before(connection.service_url)) as made:
         yield made
+
+
+@pytest.fixture
+def proxied(connection: Connection, proxy: Proxy) -> Connection:
+    """The address of the broker through this proxy."""
+    return connection.model_copy(update={"service_url": f"pulsar://127.0.0.1:{proxy.port}"})
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
@@ -13,8 +14,11 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Listeners, ReceivedMessage
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.outcome import OutcomeStatus
-from support.asyncio_producer import LONG, producer_of
-from support.world import RealWorld
+from delaylevel.model.strategy import PartitionBy, PartitionStrategy
+from support.world import QUIET, RealWorld
+
+HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
+LONG = timedelta(hours=1.5)
 
 
 def test_a_message_alone_does_not_wait_for_a_batch(
@@ -22,7 +26,10 @@ def test_a_message_alone_does_not_wait_for_a_batch(
 ) -> None:
     async def test() -> None:
         options = {"batching_max_publish_delay_ms": 4000, "max_pending_messages": 5000}
-        async with producer_of(connection, orders, **options) as producer:
+        async with DelayLevelClient.from_connection(connection, logger=QUIET) as client:
+            producer = await client.create_producer(
+                orders, enable_delay_level_topic=True, partition_strategy=HOURS, **options
+            )
             started = time.monotonic()
             for _ in range(20):
                 await producer.send(b"alone", deliver_after=LONG)

@@ -33,9 +33,7 @@ def orders(world: RealWorld) -> LevelTopicDescription:
 
 @pytest.fixture
 def producer(world: RealWorld, orders: LevelTopicDescription) -> Any:
-    return world.client().create_producer(
-        orders.targets[0], enable_delay_level_topic=True, delay_level_topic=orders.topic
-    )
+    return world.producer(orders.targets[0], delay_level_topic=orders.topic)
 
 
 def wait_for_readers(admin: Admin, orders: LevelTopicDescription, count: int) -> None:
@@ -99,12 +97,9 @@ def test_old_outcomes_are_deleted(world: RealWorld, orders: LevelTopicDescriptio
 
 
 @pytest.fixture
-def through_proxy(
-    connection: Connection, proxy: Proxy, orders: LevelTopicDescription
-) -> Iterator[Any]:
+def through_proxy(proxied: Connection, orders: LevelTopicDescription) -> Iterator[Any]:
     """A producer that reaches the broker through the proxy."""
-    through = connection.model_copy(update={"service_url": f"pulsar://127.0.0.1:{proxy.port}"})
-    client = DelayLevelClient.from_connection(through, logger=QUIET)
+    client = DelayLevelClient.from_connection(proxied, logger=QUIET)
     yield client.create_producer(
         orders.targets[0], enable_delay_level_topic=True, delay_level_topic=orders.topic
     )

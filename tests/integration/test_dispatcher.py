@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,16 +9,16 @@ import pulsar
 import pytest
 from pulsar.schema import JsonSchema, Record, String
 
-from delaylevel.cluster.rest.admin import Admin
 from delaylevel.dispatcher.publishing.targets import java_string_hash
 from delaylevel.errors import LevelTopicError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import Role
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from support.fakes import JumpingClock
+from support.run import create
 from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
@@ -29,45 +28,16 @@ LEVELS = Levels(
 )
 
 
-Tracked = Callable[..., LevelTopicDescription]
-
-
-@pytest.fixture
-def tracked(world: RealWorld) -> Tracked:
-    """``tracked(targets=…)``: create a level topic with the final window "tracker"."""
-
-    def make(**values: Any) -> LevelTopicDescription:
-        return world.level_topic(LEVELS, final_window=FinalWindow.TRACKER, **values)
-
-    return make
-
-
-def producer_of(world: RealWorld, description: LevelTopicDescription, **options: Any) -> Any:
-    return world.client().create_producer(
-        options.pop("topic", description.targets[0]),
-        enable_delay_level_topic=True,
-        delay_level_topic=description.topic,
-        **options,
-    )
-
-
-def backlog(admin: Admin, description: LevelTopicDescription) -> int:
-    return sum(
-        stats.subscriptions[SUBSCRIPTION].backlog_entries
-        for stats in admin.partitioned_stats(description.window_topic).values()
-    )
-
-
 @pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Shared])
 def test_release_is_by_due_time_then_order_of_sending_and_never_early(
-    kind: Any, tracked: Tracked, world: RealWorld
+    kind: Any, world: RealWorld
 ) -> None:
     jumping = JumpingClock()
-    description = tracked(window_partitions=1)
+    description = create(world, LEVELS, window_partitions=1)
     consumer = world.plain_client.subscribe(description.targets[0], "application", kind)
     begin_ms = jumping.now_ms() + 300_000
     sent = []
-    with producer_of(world, description) as producer:
+    with world.producer(description.targets[0]) as producer:
         for number in range(300):
             due_ms = begin_ms + (number * 37 % 100) * 10
             sent.append((due_ms, number))
@@ -86,9 +56,7 @@ def test_release_is_by_due_time_then_order_of_sending_and_never_early(
         got.append((due_ms, int(message.data())))
         consumer.acknowledge(message)
     assert got == sorted(sent)
-    world.eventually(
-        lambda: backlog(world.admin, description) == 0, "the acknowledgement of all", 60
-    )
+    world.drained(description, Role.WINDOW)
     assert serving.total("released") == 300
 
 
@@ -99,10 +67,8 @@ class Order(Record):  # type: ignore[misc] # pulsar's records are not typed
 
 
 @pytest.mark.parametrize("delivery", list(Delivery))
-def test_every_field_of_a_message_arrives(
-    delivery: Delivery, tracked: Tracked, world: RealWorld
-) -> None:
-    description = tracked(targets=("orders", "typed"))
+def test_every_field_of_a_message_arrives(delivery: Delivery, world: RealWorld) -> None:
+    description = create(world, LEVELS, targets=("orders", "typed"))
     plain, typed = sorted(description.targets)
     if delivery is Delivery.EFFECTIVELY_ONCE:
         for topic in (plain, typed):
@@ -111,7 +77,7 @@ def test_every_field_of_a_message_arrives(
     consumer = world.plain_client.subscribe(plain, "application")
     of_orders = world.plain_client.subscribe(typed, "application", schema=JsonSchema(Order))
     soon = timedelta(milliseconds=300)
-    with producer_of(world, description, topic=plain) as producer:
+    with world.producer(plain) as producer:
         producer.send(
             b"\x00\xff007",
             deliver_after=soon,
@@ -120,7 +86,8 @@ def test_every_field_of_a_message_arrives(
             event_timestamp=1_577_836_800_000,
             properties={"a": "1", "b": ""},
         )
-    with producer_of(world, description, topic=typed, schema=JsonSchema(Order)) as producer:
+    typed_options = {"delay_level_topic": description.topic, "schema": JsonSchema(Order)}
+    with world.producer(typed, **typed_options) as producer:
         producer.send(Order(name="first"), deliver_after=soon)
 
     message = consumer.receive(60_000)
@@ -135,16 +102,16 @@ def test_every_field_of_a_message_arrives(
 
 
 def test_with_deduplication_keys_keep_their_partition_and_no_message_comes_twice(
-    tracked: Tracked, world: RealWorld
+    world: RealWorld,
 ) -> None:
     target = f"persistent://{world.namespace}/spread"
     world.admin.create_partitioned(TopicName.parse(target), 3)
-    description = tracked(targets=("spread",), topic=f"{target}-delay-level", window_partitions=2)
+    description = create(world, LEVELS, targets=("spread",))
     with pytest.raises(LevelTopicError, match="set-deduplication --enable"):
         world.serving(description, delivery=Delivery.EFFECTIVELY_ONCE)
     world.deduplicate_topic(target)
     keys = [f"key-{number}" for number in range(30)] + ["\u00e9\u4e2d", "x" * 300]
-    with producer_of(world, description, topic=target) as producer:
+    with world.producer(target) as producer:
         for turn in range(10):
             for key in keys:
                 producer.send_async(

@@ -13,15 +13,20 @@ from click.testing import Result
 
 from delaylevel import topics
 from delaylevel.cluster.rest.admin import Admin
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from support.levels_broker import described
 from support.world import RealWorld
+
+MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5)))
 
 
 def test_concurrent_creations_lose_no_target(admin: Admin, namespace: str) -> None:
     targets = [f"{namespace}/target-{number}" for number in range(6)]
-    wanted = [described(namespace, targets=(target,)) for target in targets]
+    topic, broker = f"{namespace}/orders-delay-level", FinalWindow.BROKER
+    wanted = [
+        LevelTopicDescription(topic, MINUTES, (target,), final_window=broker) for target in targets
+    ]
 
     with ThreadPoolExecutor(len(wanted)) as pool:
         made = [pool.submit(topics.create, admin, item) for item in wanted]
@@ -30,7 +35,7 @@ def test_concurrent_creations_lose_no_target(admin: Admin, namespace: str) -> No
     found = topics.find(admin, wanted[0].topic)
     assert found is not None
     assert found.targets == tuple(sorted(f"persistent://{target}" for target in targets))
-    assert len(admin.list_partitioned_topics(namespace)) == 4
+    assert len(admin.list_partitioned_topics(namespace)) == 3
 
 
 def test_create_list_and_describe_by_command(
@@ -69,8 +74,7 @@ def test_create_list_and_describe_by_command(
 def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
     world: RealWorld, invoke: Callable[..., Result]
 ) -> None:
-    levels = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5)))
-    description = world.level_topic(levels)
+    description = world.level_topic(MINUTES)
     (orders,) = description.targets
 
     def refused(*arguments: str) -> str:
@@ -78,7 +82,7 @@ def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
         assert answer.exit_code == 1
         return answer.stderr
 
-    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
+    with world.producer(orders) as producer:
         for body in (b"x", b"y"):
             producer.send(body, deliver_after=timedelta(minutes=3))
         assert "in use" in refused("delete", "--discard", "2")

@@ -36,9 +36,7 @@ def test_no_field_of_a_message_hides_those_in_front_of_it(
     description = world.level_topic(MINUTES)
     orders, large = description.targets[0], "x" * 20_000
     fields: dict[str, Any] = {field: {"large": large} if field == "properties" else large}
-    producer = world.client().create_producer(
-        orders, enable_delay_level_topic=True, batching_enabled=False
-    )
+    producer = world.producer(orders, batching_enabled=False)
     for value in (b"first", b"second"):
         producer.send(value, deliver_after=timedelta(seconds=70))
         time.sleep(0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -45,6 +46,16 @@ def kept_topic(client: Any, name: str) -> TopicName:
     return TopicName.parse(name)
 
 
+@pytest.fixture
+def pool(client: pulsar.Client, admin: Admin) -> Iterator[TargetPool[int]]:
+    """Producers of business topics, with one client for all."""
+    made: TargetPool[int] = TargetPool(
+        lambda target: client, admin, pause_s=lambda _: 1.0, loop=HostLoop()
+    )
+    with closing(made):
+        yield made
+
+
 def test_messages_to_our_topics_share_the_outcome_of_their_entry(
     client: pulsar.Client, admin: Admin, namespace: str
 ) -> None:
@@ -74,7 +85,7 @@ def test_messages_to_our_topics_share_the_outcome_of_their_entry(
 
 
 def test_messages_to_a_target_share_the_outcome_of_their_entry(
-    client: pulsar.Client, admin: Admin, namespace: str
+    client: pulsar.Client, admin: Admin, namespace: str, pool: TargetPool[int]
 ) -> None:
     """Keys, sizes and flushes decide which messages share an entry; the prediction holds."""
     topic = kept_topic(client, f"persistent://{namespace}/target")
@@ -87,9 +98,6 @@ def test_messages_to_a_target_share_the_outcome_of_their_entry(
         )
         for n in range(MESSAGES)
     ]  # fmt: skip
-    pool: TargetPool[int] = TargetPool(
-        lambda target: client, admin, pause_s=lambda _: 1.0, loop=HostLoop()
-    )
     producer = pool.producer(TargetKey(topic.full))
     settled: list[Settled] = []
     at = others = 0
@@ -123,19 +131,15 @@ def test_messages_to_a_target_share_the_outcome_of_their_entry(
     assert not send_state._mistakes
     expected = {str(n) for n in range(MESSAGES) if n not in refused}
     assert stored(client, admin, topic) - {"later"} == expected
-    pool.close()
 
 
 def test_a_message_to_a_partitioned_target_does_not_wait_for_the_next_one(
-    client: pulsar.Client, admin: Admin, namespace: str
+    admin: Admin, namespace: str, pool: TargetPool[int]
 ) -> None:
     """While a flush is not confirmed by all partitions, the client begins no other one."""
     topic = TopicName.parse(f"persistent://{namespace}/partitioned")
     admin.create_partitioned(topic, 3)
     admin.create_subscription(topic, "keep")
-    pool: TargetPool[int] = TargetPool(
-        lambda target: client, admin, pause_s=lambda _: 1.0, loop=HostLoop()
-    )
     producer = pool.producer(TargetKey(topic.full))
     producer.open()
 
@@ -150,19 +154,17 @@ def test_a_message_to_a_partitioned_target_does_not_wait_for_the_next_one(
             producer.put(Sent(index, message, {}, None, 0, 1, 0.0))
             producer.flush()
         eventually(poll, "all messages have an outcome", 10)
-    pool.close()
 
 
 @pytest.mark.parametrize("host", ["mover", "producer"])
 def test_nothing_is_dropped_after_a_connection_lost_before_the_first_confirmation(
-    host: str, world: RealWorld, connection: Connection, proxy: Proxy
+    host: str, world: RealWorld, proxied: Connection, proxy: Proxy
 ) -> None:
     """A broker that deduplicates drops sequence IDs that it has seen, and confirms them."""
     world.deduplicate()
     description = world.level_topic(Levels(PartitionStrategy(maximum_delay=timedelta(days=2))))
     topic = description.level_topic(0).partition(0)
-    through = connection.model_copy(update={"service_url": f"pulsar://127.0.0.1:{proxy.port}"})
-    with contextlib.closing(quiet_client(through)) as client:
+    with contextlib.closing(quiet_client(proxied)) as client:
         if host == "mover":
             producer = open_producer(client, topic.full, BULK_SETTINGS)
         else:

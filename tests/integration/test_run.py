@@ -61,7 +61,7 @@ def test_its_http_service_tells_of_mover_and_dispatcher(
     assert answer(process, "healthz")[0] == 200
 
     later = world.clock.now_ms() + 60_000
-    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
+    with world.producer(orders) as producer:
         producer.send(b"later", deliver_after=300 * UNIT)
         for number in range(3):
             producer.send(b"x" * number, deliver_after=40 * UNIT)

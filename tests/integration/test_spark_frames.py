@@ -42,7 +42,7 @@ def test_all_that_waits_and_nothing_that_is_done_with(
     due |= {f"far-{n}": now_ms + 150 * MINUTE + n for n in range(300)}
     with (
         world.serving(description),
-        world.client().create_producer(orders, enable_delay_level_topic=True) as producer,
+        world.producer(orders) as producer,
     ):
         rows = spark.createDataFrame(
             [(name, moment(due_ms), "x" * 9) for name, due_ms in due.items()],

@@ -30,7 +30,7 @@ def test_once_leaves_messages_that_are_not_ready(
         Levels(PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=3)))
     )
     orders = description.targets[0]
-    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
+    with world.producer(orders) as producer:
         producer.send(b"x", deliver_after=timedelta(hours=1))
     spark_once(description)
     spark_once(description)

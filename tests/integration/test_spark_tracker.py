@@ -54,7 +54,7 @@ def test_from_wrapper_to_consumer_without_acknowledgement_holes(
     with (
         world.serving(description),
         spark_job(description) as job,
-        world.client().create_producer(orders, enable_delay_level_topic=True) as producer,
+        world.producer(orders) as producer,
     ):
         job.ready()
         begin_ms = SystemClock().now_ms()
@@ -70,16 +70,7 @@ def test_from_wrapper_to_consumer_without_acknowledgement_holes(
             arrivals += get(10)
             assert holes() == []
         world.drained(description)
-        window = description.window_topic
-        world.eventually(
-            lambda: (
-                not any(
-                    stats.subscriptions[SUBSCRIPTION].backlog_entries
-                    for stats in world.admin.partitioned_stats(window).values()
-                )
-            ),
-            "the acknowledgement of the window",
-        )
+        world.drained(description, Role.WINDOW)
 
     assert sorted(int(a.message.data()) for a in arrivals) == list(range(len(delays)))
     delayed = [a for a in arrivals if "delaylevel.due" in a.message.properties()]

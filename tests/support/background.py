@@ -68,21 +68,15 @@ class Background:
 
 
 class Moving(Background):
-    """A mover in its own thread.
+    """A mover in its own thread."""
 
-    Args:
-        mover: the mover.
-        pause_s: the pause between two runs, in s.
-    """
-
-    def __init__(self, mover: LocalMover, pause_s: float = 0.02) -> None:
+    def __init__(self, mover: LocalMover) -> None:
         self._mover = mover
-        self._pause_s = pause_s
         self._end = threading.Event()
         super().__init__(self._move, self._end.set)
 
     def _move(self) -> None:
-        while not self._end.wait(self._pause_s):
+        while not self._end.wait(0.05):
             self._mover.run_once()
 
 

@@ -12,16 +12,15 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import DeadLetter, dead_letters
 from support.run import Owners
-from support.world import RealWorld, quiet_client
+from support.world import RealWorld
 
 LEVELS = Levels(
     [PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))]
@@ -37,9 +36,6 @@ ALO, EO = Delivery.AT_LEAST_ONCE, Delivery.EFFECTIVELY_ONCE
 # Runs a test with each delivery guarantee.
 BOTH = pytest.mark.parametrize("delivery", list(Delivery))
 
-MakeDispatch = Callable[..., "DispatchWorld"]
-MakePair = Callable[..., "Pair"]
-
 
 def now_ms() -> int:
     return SystemClock().now_ms()
@@ -51,11 +47,10 @@ class Arrivals:
     It has a client of its own, so that no other consumer delays it.
     """
 
-    def __init__(self, connection: Connection, topic: str, **options: Any) -> None:
+    def __init__(self, world: RealWorld, topic: str) -> None:
         self.copies: Counter[str] = Counter()
         self.late_ms: list[int] = []
-        self._client = quiet_client(connection)
-        self._client.subscribe(topic, "application", message_listener=self._take, **options)
+        world.client().subscribe(topic, "application", message_listener=self._take)
 
     def _take(self, consumer: Any, message: Any) -> None:
         properties = message.properties()
@@ -70,13 +65,9 @@ class Arrivals:
         """The 99th percentile of the lateness, in ms."""
         return sorted(self.late_ms)[len(self.late_ms) * 99 // 100]
 
-    def close(self) -> None:
-        with contextlib.suppress(pulsar.AlreadyClosed):
-            self._client.close()
-
 
 class DispatchWorld:
-    """One level topic with one window partition, and dispatchers in their own processes.
+    """One level topic with one window partition by default, and dispatchers in their own processes.
 
     Args:
         cli_process: function that starts the program with arguments; the fixture of this name.
@@ -126,25 +117,30 @@ class DispatchWorld:
 
     def return_held(self) -> None:
         """Run a mover from now on: it brings held messages back after their pause."""
-        self.world.moving(self.description, pause_s=0.1)
+        self.world.moving(self.description)
 
     # -- messages
 
-    def publish(self, target: str, due_ms: Mapping[str, int]) -> list[pulsar.MessageId]:
-        """Publish messages of 100 B to the window as movers do, by ID; return their positions."""
-        places: list[pulsar.MessageId] = []
-        producer = self.world.plain_client.create_producer(
-            self.window, block_if_queue_full=True, batching_enabled=False
-        )
-        for message_id, due in due_ms.items():
-            properties = {env.DUE: str(due), env.TARGET: target, env.ID: message_id}
-            producer.send_async(
-                b"x" * 100, lambda _, place: places.append(place), properties=properties
+    def publish(
+        self, target: str, due_ms: Mapping[str, int], body: bytes = b"x" * 100, **more: str
+    ) -> None:
+        """Publish messages to the window as movers do, by ID; ``more`` are properties of them."""
+        window = self.description.window_topic
+        producers = [
+            self.world.plain_client.create_producer(
+                window.partition(index).full, block_if_queue_full=True, batching_enabled=False
             )
-        producer.flush()
-        producer.close()
-        assert len(places) == len(due_ms)
-        return places
+            for index in range(self.description.window_partitions)
+        ]
+        results: list[pulsar.Result] = []
+        for message_id, due in due_ms.items():
+            properties = {env.DUE: str(due), env.TARGET: target, env.ID: message_id, **more}
+            producer = producers[self.description.window_partition("", message_id)]
+            producer.send_async(body, lambda result, _: results.append(result), properties)
+        for producer in producers:
+            producer.flush()
+            producer.close()
+        assert results == [pulsar.Result.Ok] * len(due_ms)
 
     def publish_body(
         self, target: str, message_id: str, due_ms: int, body: bytes, **options: Any
@@ -155,7 +151,7 @@ class DispatchWorld:
         that of the level topic. If that name is long, its client refuses the largest message.
         """
         producer = self.world.plain_client.create_producer(
-            self.window, batching_enabled=False, **options
+            self.description.window_topic.partition(0).full, batching_enabled=False, **options
         )
         properties = {env.DUE: str(due_ms), env.TARGET: target, env.ID: message_id}
         for size in range(len(body), 0, -16):
@@ -182,11 +178,6 @@ class DispatchWorld:
         return target
 
     @property
-    def window(self) -> str:
-        """The full name of the only window partition."""
-        return self.description.window_topic.partition(0).full
-
-    @property
     def held(self) -> int:
         """The number of messages that were held."""
         return self.messages_in(self.description.held_topic)
@@ -197,15 +188,7 @@ class DispatchWorld:
 
     def waiting(self) -> int:
         """Return the number of unacknowledged entries in the window and in the held topic."""
-        return sum(
-            stats.subscriptions[SUBSCRIPTION].backlog_entries
-            for topic in (
-                self.description.held_topic,
-                self.description.window_topic,
-                self.description.held_topic,
-            )
-            for stats in self.world.admin.partitioned_stats(topic).values()
-        )
+        return self.world.backlog(self.description, Role.HELD, Role.WINDOW, Role.HELD)
 
     def settle(self, seconds: float = 60) -> None:
         """Wait until no message waits in the window or in the held topic."""
@@ -261,36 +244,42 @@ class DispatchWorld:
         return True
 
 
-class Pair:
+class Pair(DispatchWorld):
     """A level topic with two targets: a good one, and one with a fault that must not affect it.
 
     Attributes:
-        setting: the level topic and its dispatchers.
         good: the full name of the good target.
         bad: the full name of the other target.
         others: the arrivals of the good target.
         names: the IDs of the messages for the good target.
     """
 
-    def __init__(self, setting: DispatchWorld, others: Arrivals) -> None:
-        self.setting, self.others = setting, others
-        self.good, self.bad = setting.targets
+    def __init__(
+        self,
+        world: RealWorld,
+        cli_process: Callable[..., Any],
+        delivery: Delivery,
+        **values: Any,
+    ) -> None:
+        super().__init__(world, cli_process, delivery, "orders", "bad", **values)
+        self.good, self.bad = self.targets
+        self.others = Arrivals(world, self.good)
         self.names = ids("other", 500)
 
     def open_bad(self) -> None:
         """Make the dispatcher open the bad target, before it has its fault."""
-        self.setting.publish(self.bad, at(now_ms(), ["opens"]))
-        self.setting.world.eventually(lambda: self.setting.stored(self.bad), "the first message")
+        self.publish(self.bad, at(now_ms(), ["opens"]))
+        self.world.eventually(lambda: self.stored(self.bad), "the first message")
 
     def publish_to_both(self) -> None:
         """Publish to the good target over 15 s, and to the bad one all at the begin of these."""
         begin_ms = now_ms() + 5_000
-        self.setting.publish(self.bad, at(begin_ms, ids("slow", 3_000)))
+        self.publish(self.bad, at(begin_ms, ids("slow", 3_000)))
         step_ms = 15_000 / len(self.names)
-        self.setting.publish(self.good, at(begin_ms, self.names, step_ms=step_ms))
+        self.publish(self.good, at(begin_ms, self.names, step_ms=step_ms))
 
     def check_that_the_good_one_is_on_time(self) -> None:
-        self.setting.world.eventually(
+        self.world.eventually(
             lambda: len(self.others.copies) == len(self.names), "the other target", 120
         )
         late = sorted(self.others.late_ms)
@@ -299,11 +288,11 @@ class Pair:
 
     def check_that_all_arrive(self, names: list[str]) -> None:
         """Check that the bad target gets all of these IDs in the end."""
-        self.setting.settle(120)
-        found = self.setting.stored(self.bad)
+        self.settle(120)
+        found = self.stored(self.bad)
         assert set(found) == set(names), copies(found)
-        assert self.setting.delivery is ALO or found == once(names), copies(found)
-        assert not self.setting.dead()
+        assert self.delivery is ALO or found == once(names), copies(found)
+        assert not self.dead()
 
 
 def at_most(seconds: float, world: RealWorld, condition: Any) -> None:

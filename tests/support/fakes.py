@@ -19,7 +19,7 @@ import pulsar
 
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMetadata, TopicPolicies
 from delaylevel.errors import BrokerUnreachableError, NotFoundError
-from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -42,23 +42,22 @@ class HandClock(ManualClock):
 
 
 class SkewedClock:
-    """A clock with a constant difference from another clock.
+    """A clock with a constant difference from that of the machine.
 
     Args:
         ahead_ms: the difference, in ms; negative for a clock that is behind.
-        clock: the correct clock; the machine's clock by default.
     """
 
-    def __init__(self, ahead_ms: int, clock: Clock | None = None) -> None:
+    def __init__(self, ahead_ms: int) -> None:
         self._ahead_ms = ahead_ms
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
 
     def now_ms(self) -> int:
         """Return the wrong time, in ms since the epoch."""
         return self._clock.now_ms() + self._ahead_ms
 
     def monotonic_s(self) -> float:
-        """Return the monotonic time of the correct clock, in s."""
+        """Return the monotonic time of the machine, in s."""
         return self._clock.monotonic_s()
 
 

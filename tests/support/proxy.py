@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 
 class Proxy:
@@ -37,6 +38,12 @@ class Proxy:
         self._lock = threading.Lock()
         self._links: set[tuple[socket.socket, socket.socket]] = set()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @classmethod
+    def before(cls, url: str) -> Proxy:
+        """Return a proxy in front of an address."""
+        address = urlsplit(url)
+        return cls(str(address.hostname), address.port or 0)
 
     def cut(self) -> None:
         """Close all connections and refuse new ones."""

@@ -54,7 +54,7 @@ def park(
 ) -> set[bytes]:
     choose = random.Random(count)
     bodies = {b"%s %d" % (target[-6:].encode(), number) for number in range(count)}
-    with world.client().create_producer(target, enable_delay_level_topic=True) as producer:
+    with world.producer(target) as producer:
         for body in bodies:
             delay = timedelta(milliseconds=choose.randint(shortest_ms, longest_ms))
             producer.send_async(body, None, deliver_after=delay)

@@ -38,7 +38,6 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing import MemoryPulsar
 from support.background import Moving, Serving
-from support.fakes import SkewedClock
 
 # Discards the client's log, because tests that break something cause expected errors.
 QUIET: Any = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
@@ -142,6 +141,10 @@ class World:
         """Return a mover in this process, closed at the end."""
         raise NotImplementedError
 
+    def producer(self, topic: str, clock: Clock | None = None, **options: Any) -> Any:
+        """Return a producer of delayed messages, of a client of its own."""
+        return self.client(clock).create_producer(topic, enable_delay_level_topic=True, **options)
+
     def topic(self, name: str) -> str:
         """Return the full name of a topic in the namespace."""
         return f"persistent://{self.namespace}/{name}"
@@ -149,24 +152,6 @@ class World:
     def name(self, name: str) -> TopicName:
         """Return the parsed name of a topic in the namespace."""
         return TopicName.parse(self.topic(name))
-
-    def ahead(self, by_ms: int) -> Clock:
-        """Return a clock that is ahead of the correct one by a number of ms."""
-        return SkewedClock(by_ms, self.clock)
-
-    def catch_up(self, ahead: timedelta) -> ForwardReport:
-        """Run every mover once, with clocks that are ahead of the correct one.
-
-        The movers deliver at once every message that is due by then, so tests need not wait.
-        """
-        report = ForwardReport()
-        client = self.client()
-        clock = self.ahead(duration_ms(ahead))
-        for item in topics.list_level_topics(self.admin, self.namespace):
-            if item.description is not None:
-                with LocalMover(client, self.admin, item.description, clock) as mover:
-                    report.add(mover.run_once())
-        return report
 
     def bodies(self, consumer: Any, expected: int) -> list[bytes]:
         """Return the payloads of :meth:`drain`."""
@@ -196,19 +181,23 @@ class World:
         """Return all messages that a topic holds; see :func:`stored_messages`."""
         return stored_messages(self.plain_client, self.admin, topic)
 
-    def backlog(self, description: LevelTopicDescription) -> int:
-        """Return the number of unacknowledged entries in level and held topics."""
+    def backlog(self, description: LevelTopicDescription, *roles: Role) -> int:
+        """Return the number of unacknowledged entries in some topics; those of movers by default.
+
+        They are asked for in the order of their roles.
+        """
         return sum(
             stats.subscriptions[SUBSCRIPTION].backlog_entries
+            for role in roles or (Role.LEVEL, Role.HELD)
             for member in description.members()
-            if member.role in (Role.LEVEL, Role.HELD)
+            if member.role is role
             for stats in self.admin.partitioned_stats(member.topic).values()
         )
 
-    def drained(self, description: LevelTopicDescription) -> None:
-        """Wait until every entry is acknowledged."""
+    def drained(self, description: LevelTopicDescription, *roles: Role) -> None:
+        """Wait until every entry is acknowledged; see :meth:`backlog`."""
         what = f"the acknowledgement of everything in {description.topic}"
-        self.eventually(lambda: not self.backlog(description), what)
+        self.eventually(lambda: not self.backlog(description, *roles), what)
 
 
 class MemoryWorld(World):
@@ -411,9 +400,9 @@ class RealWorld(World):
             LocalMover(self.plain_client, self.admin, description, clock)
         )
 
-    def moving(self, description: LevelTopicDescription, pause_s: float = 0.02) -> Moving:
+    def moving(self, description: LevelTopicDescription) -> Moving:
         """Start a mover in this process: a context manager, stopped at the end anyway."""
-        return self._stack.enter_context(Moving(self.mover(description), pause_s))
+        return self._stack.enter_context(Moving(self.mover(description)))
 
     def serving(
         self, description: LevelTopicDescription, clock: Clock | None = None, **settings: Any

@@ -65,9 +65,9 @@ def opened(world: RealWorld) -> Iterator[Open]:
         handled.close()
 
 
-def records(world: RealWorld, topic: str = "orders-billing-handled") -> int:
+def records(world: RealWorld) -> int:
     """Return the number of records that the durable subscription has not acknowledged."""
-    partition = world.name(topic).partition(0)
+    partition = world.name("orders-billing-handled").partition(0)
     return int(world.admin.partition_stats(partition).subscriptions["delaylevel"].backlog_entries)
 
 

@@ -25,16 +25,11 @@ TWO_LEVELS = Levels(
 )
 
 
-@pytest.fixture(scope="session")
-def functions_broker(broker_with: Callable[..., EmbeddedBroker]) -> EmbeddedBroker:
-    """The broker that tests of the Function share."""
-    return broker_with({}, functions=True)
-
-
 @pytest.fixture
-def connection(functions_broker: EmbeddedBroker) -> Connection:
+def connection(broker_with: Callable[..., EmbeddedBroker]) -> Connection:
+    """The address of the broker that tests of the Function share."""
     patience = {"operation_timeout_seconds": 60}  # other tests share its processors
-    return functions_broker.connection.model_copy(update=patience)
+    return broker_with(functions=True).connection.model_copy(update=patience)
 
 
 @pytest.fixture
@@ -46,11 +41,7 @@ def description(world: RealWorld) -> LevelTopicDescription:
 @pytest.fixture
 def producer(world: RealWorld, description: LevelTopicDescription) -> Any:
     """A producer of delayed messages."""
-    return world.client().create_producer(
-        description.targets[0],
-        enable_delay_level_topic=True,
-        partition_strategy=description.levels,
-    )
+    return world.producer(description.targets[0], partition_strategy=description.levels)
 
 
 @pytest.fixture

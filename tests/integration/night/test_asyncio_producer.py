@@ -6,17 +6,22 @@ import asyncio
 import time
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pulsar
 import pulsar.asyncio
 
+from delaylevel.asyncio import DelayLevelClient
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.client_parts.aio import open_producer
 from delaylevel.cluster.connection.settings import Connection
+from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from support.asyncio_producer import LONG, LONGER, LONGEST, producer_of
 from support.world import QUIET, RealWorld
+
+HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
+LONG, LONGER, LONGEST = timedelta(hours=1.5), timedelta(hours=2.5), timedelta(hours=3.5)
 
 
 def result_of(outcome: Any) -> Any:
@@ -62,7 +67,13 @@ def test_a_broker_that_goes_away(private_broker: Callable[..., EmbeddedBroker]) 
             last = time.monotonic()
 
     async def test() -> None:
-        async with producer_of(broker.connection, topic, send_timeout_millis=2000) as producer:
+        async with DelayLevelClient.from_connection(broker.connection, logger=QUIET) as client:
+            producer = await client.create_producer(
+                topic,
+                enable_delay_level_topic=True,
+                partition_strategy=HOURS,
+                send_timeout_millis=2000,
+            )
             await producer.send(b"1", deliver_after=LONG)
             watching = asyncio.ensure_future(watch())
             await asyncio.to_thread(broker.kill)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import urllib3
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.dispatcher import DispatchSettings
@@ -123,8 +122,7 @@ def test_a_rule_that_policies_of_our_topics_lift(place: Place, rule: str, when: 
             assert "target limits" in place.failed()
         # The remedy for a target that allows one producer.
         path = place.world.name("orders").rest_path
-        url = f"{place.world.admin.admin_url}/admin/v2/{path}/maxProducers"
-        assert urllib3.request("POST", url, json=0).status == 204
+        place.world.rest.post(f"{path}/maxProducers", 0)
     if not created:
         place.create()
         place.park()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pulsar
 import pytest
-import urllib3
 
 from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
@@ -39,12 +38,6 @@ class Ward:
             self.target.full, "app", consumer_type=pulsar.ConsumerType.Shared
         )
 
-    def post(self, path: str, value: Any) -> None:
-        """Set a policy; the path may name attributes of this setup."""
-        url = f"{self.world.admin.admin_url}/admin/v2/{path.format(**vars(self))}"
-        answer = urllib3.request("POST", url, json=value)
-        assert answer.status == 204, answer.data
-
     def findings(self) -> list[Finding]:
         topic = self.description.topic
         return list(examine(self.connection, topic, delivery=self.delivery, clock=self.clock))
@@ -59,9 +52,7 @@ def ward(world: RealWorld, connection: Connection, request: pytest.FixtureReques
 
 
 def test_a_healthy_setup_has_no_findings(ward: Ward) -> None:
-    with ward.world.client().create_producer(
-        ward.target.full, enable_delay_level_topic=True
-    ) as producer:
+    with ward.world.producer(ward.target.full) as producer:
         producer.send(b"x", deliver_after=timedelta(minutes=3))
     found = ward.findings()
     assert [item.check for item in found] == list(CHECKS)
@@ -80,8 +71,9 @@ def connects(**address: str) -> Callable[[Ward], None]:
     return plant
 
 
-def policy(path: str, value: Any) -> Callable[[Ward], None]:
-    return lambda ward: ward.post(path, value)
+def policy(path: str, value: Any = None, **query: str) -> Callable[[Ward], None]:
+    """Set a policy; the path may name attributes of the setup."""
+    return lambda ward: ward.world.rest.post(path.format(**vars(ward)), value, **query)
 
 
 def delayed_delivery(of: str, active: bool, tick_ms: int, **more: int) -> Callable[[Ward], None]:
@@ -118,7 +110,7 @@ DELETED = {
     "deleteWhileInactive": True,
 }
 EVICTION = {"limitSize": 10_000_000, "limitTime": -1, "policy": "consumer_backlog_eviction"}
-ttl_of_a_topic = policy("{description.held_topic.rest_path}/messageTTL?messageTTL=60", None)
+ttl_of_a_topic = policy("{description.held_topic.rest_path}/messageTTL", messageTTL="60")
 may_be_deleted = policy("{description.name.rest_path}/inactiveTopicPolicies", DELETED)
 OF_TARGET = "{target.rest_path}"
 

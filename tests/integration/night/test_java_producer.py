@@ -16,7 +16,6 @@ from typing import Any
 
 import pulsar
 import pytest
-import urllib3
 
 from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
@@ -178,8 +177,7 @@ def test_an_expansion_is_followed_and_a_deletion_is_noticed(
     # The description is read at most once a second.
     world.eventually(lambda: "stored" in send(5), "the expanded level topic")
     assert len(world.stored(description.name.partition(4).full)) == 1
-    url = f"{world.admin.admin_url}/admin/v2/{description.name.rest_path}/partitions"
-    assert urllib3.request("DELETE", f"{url}?force=true").status == 204
+    world.rest.delete(f"{description.name.rest_path}/partitions", force="true")
     refused(send(2), "LEVEL_TOPIC", "was deleted", "not sent")
     assert not world.admin.topic_exists(description.name)
 

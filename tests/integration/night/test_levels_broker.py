@@ -1,16 +1,17 @@
-"""Tests of level topics on a real broker: creation, refusal, search, status, and safety."""
+"""A test of level topics on a broker that deletes and expires as much as it can."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any
 
-from delaylevel import topics
+from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics.status import status
-from support.levels_broker import described
 from support.world import RealWorld
 
+MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5)))
 EVERYTHING_EATS = {
     "brokerDeleteInactiveTopicsFrequencySeconds": 1,
     "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds": 1,
@@ -27,7 +28,7 @@ def test_parked_messages_survive_ttl_and_the_deletion_of_inactive_topics(
         world = RealWorld(broker_with(EVERYTHING_EATS).connection, stack, namespace)
         admin = world.admin
         world.set_policy("messageTTL", 1)
-        wanted = topics.create(admin, described(namespace))
+        wanted = world.level_topic(MINUTES)
         control, idle = world.name("control"), world.name("idle")
         for topic in (control, idle):
             admin.create_partitioned(topic, 1)

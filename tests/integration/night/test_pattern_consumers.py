@@ -20,9 +20,7 @@ def test_new_level_topic_is_out_of_reach_of_patterns_for_business_topics(
     world: RealWorld, pattern: str
 ) -> None:
     orders = world.topic("orders-eu")
-    with world.client().create_producer(
-        orders, enable_delay_level_topic=True, partition_strategy=HOURS
-    ) as producer:
+    with world.producer(orders, partition_strategy=HOURS) as producer:
         producer.send(b"now")
         producer.send(b"later", deliver_after=timedelta(hours=2))
         producer.send(b"soon", deliver_after=timedelta(minutes=30))  # into the window topic

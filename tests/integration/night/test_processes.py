@@ -37,7 +37,7 @@ def test_further_processes_share_the_window_and_end_with_it(
     assert len(owners.window()) == 2
     (further,) = owners.window() - {process.pid}
 
-    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
+    with world.producer(orders) as producer:
         for number in range(40):
             delay = 40 * UNIT + number * UNIT / 10
             producer.send(b"later", deliver_after=delay, partition_key=str(number))

@@ -24,10 +24,9 @@ Result = pulsar.Result
 
 
 def test_nothing_blocks_while_the_broker_is_away(
-    connection: Connection, proxy: Proxy, orders: str
+    proxied: Connection, proxy: Proxy, orders: str
 ) -> None:
-    through = connection.model_copy(update={"service_url": f"pulsar://127.0.0.1:{proxy.port}"})
-    client = DelayLevelClient.from_connection(through, logger=QUIET)
+    client = DelayLevelClient.from_connection(proxied, logger=QUIET)
     producer = client.create_producer(
         orders,
         enable_delay_level_topic=True,
@@ -96,14 +95,10 @@ except pulsar.Interrupted:
     ],
 )
 def test_one_interrupt_ends_a_call_and_the_process_exits(
-    connection: Connection, proxy: Proxy, orders: str, call: str
+    proxied: Connection, proxy: Proxy, orders: str, call: str
 ) -> None:
-    program = PROGRAM.format(
-        service=f"pulsar://127.0.0.1:{proxy.port}",
-        admin=connection.admin_url,
-        topic=orders,
-        call=call,
-    )
+    where = {"service": proxied.service_url, "admin": proxied.admin_url}
+    program = PROGRAM.format(**where, topic=orders, call=call)
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe, text=True

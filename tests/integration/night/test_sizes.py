@@ -31,13 +31,10 @@ HOUR_MS = 3_600_000
 COLOR, BODY, COUNT = "x" * 3700, bytes(1000), 1000
 
 
-def test_the_largest_message_passes_every_hop(world: RealWorld, orders: str) -> None:
+def test_the_largest_message_passes_every_hop(world: RealWorld, orders: str, clock: Any) -> None:
     own = {"customer": "7" * 200, "kind": "reminder"}
-    producer = world.client().create_producer(
-        orders,
-        enable_delay_level_topic=True,
-        partition_strategy=HOURS.strategies[0],
-        batching_enabled=True,
+    producer = world.producer(
+        orders, clock, partition_strategy=HOURS.strategies[0], batching_enabled=True
     )
     with pytest.raises(MessageTooLargeError) as refused:
         producer.send(b"x" * 5 * MIB, own, "key", "order", deliver_after=LONG)
@@ -45,7 +42,8 @@ def test_the_largest_message_passes_every_hop(world: RealWorld, orders: str) -> 
     producer.send(body, own, "key", "order", deliver_after=LONG)
     description = producer.description
 
-    world.catch_up(LONG)  # level -> window, in a batch
+    clock.advance(LONG // timedelta(milliseconds=1))
+    world.mover(description, clock).run_once()  # level -> window, in a batch
     (found,) = world.stored(description.window_topic.full)
     assert (found.value, found.key, found.ordering_key) == (body, "key", "order")
 

@@ -96,9 +96,7 @@ def test_killed_then_started_twice_then_losing_executors_then_ended(
     environment["PATH"] = another_python(tmp_path / "other python")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    producer = world.client().create_producer(
-        orders, enable_delay_level_topic=True, block_if_queue_full=True
-    )
+    producer = world.producer(orders, block_if_queue_full=True)
 
     def send(first: int, last: int, longest_ms: int) -> None:
         for number in range(first, last):

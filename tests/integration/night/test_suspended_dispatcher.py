@@ -34,34 +34,15 @@ def race(world: RealWorld, cli_process: Callable[..., Any]) -> DispatchWorld:
     return made
 
 
-def send(race: DispatchWorld, due_ms: dict[str, int], cancels: bool = False) -> None:
-    """Send large messages or their cancellations to the window, as movers do."""
-    producers = [
-        race.world.plain_client.create_producer(
-            race.description.window_topic.partition(index).full, block_if_queue_full=True
-        )
-        for index in range(race.description.window_partitions)
-    ]
-    for name, due in due_ms.items():
-        kind = {env.KIND: env.CANCEL} if cancels else {}
-        properties = {env.DUE: str(due), env.TARGET: race.target, env.ID: name, **kind}
-        body = PAYLOAD if cancels else name.encode() + b" " * 4_000
-        producer = producers[race.description.window_partition("", name)]
-        producer.send_async(body, None, properties=properties)
-    for producer in producers:
-        producer.flush()
-        producer.close()
-
-
 def test_what_was_cancelled_is_not_released(race: DispatchWorld, world: RealWorld) -> None:
     first = race.start()
     world.eventually(lambda: race.owners() == {first.pid}, "both partitions")
     # What is due 5 s after the first record is never cancelled.
     due = at(now_ms() + 7_000, NAMES)
-    send(race, due)
+    race.publish(race.target, due, b"large" * 800)
     world.eventually(lambda: race.stored(race.target), "the first message")
     first.send_signal(signal.SIGSTOP)
-    send(race, due, cancels=True)
+    race.publish(race.target, due, PAYLOAD, **{env.KIND: env.CANCEL})
     second = race.start()
     world.eventually(lambda: race.owners() == {second.pid}, "a takeover")
     race.unthrottle(race.target)

@@ -41,10 +41,8 @@ TAKEOVER_MS = 20_000
 @pytest.fixture
 def web(connection: Connection) -> Iterator[Proxy]:
     """A proxy in front of the only admin address that anybody knows."""
-    address = urlsplit(str(connection.admin_url))
-    proxy = Proxy(str(address.hostname), address.port or 0)
-    yield proxy
-    proxy.close()
+    with contextlib.closing(Proxy.before(str(connection.admin_url))) as proxy:
+        yield proxy
 
 
 @pytest.mark.parametrize("delivery", list(Delivery))
@@ -119,15 +117,15 @@ def test_a_takeover_does_not_wait_long_for_an_address_that_hangs(
     setting = DispatchWorld(world, proxied, ALO, "orders", window_partitions=2)
     processes = [setting.start(), setting.start()]
     names = ids("m", 100)
-    with contextlib.closing(Arrivals(connection, setting.target)) as arrivals:
-        setting.publish(setting.target, at(now_ms() + 3_000, names, step_ms=100))
-        world.eventually(lambda: len(arrivals.copies) > 10, "the first messages")
-        web.hold()
-        owner = window_stats(world.admin, setting.description)[0].owner
-        assert owner is not None
-        (killed,) = [each for each in processes if owner.name.endswith(f":{each.pid}")]
-        killed.kill()
-        world.eventually(lambda: len(arrivals.copies) == len(names), "all messages", 120)
-        print(f"worst lateness {max(arrivals.late_ms)} ms")
-        assert set(arrivals.copies) == set(once(names))
-        assert max(arrivals.late_ms) < TAKEOVER_MS
+    arrivals = Arrivals(world, setting.target)
+    setting.publish(setting.target, at(now_ms() + 3_000, names, step_ms=100))
+    world.eventually(lambda: len(arrivals.copies) > 10, "the first messages")
+    web.hold()
+    owner = window_stats(world.admin, setting.description)[0].owner
+    assert owner is not None
+    (killed,) = [each for each in processes if owner.name.endswith(f":{each.pid}")]
+    killed.kill()
+    world.eventually(lambda: len(arrivals.copies) == len(names), "all messages", 120)
+    print(f"worst lateness {max(arrivals.late_ms)} ms")
+    assert set(arrivals.copies) == set(once(names))
+    assert max(arrivals.late_ms) < TAKEOVER_MS

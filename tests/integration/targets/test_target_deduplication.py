@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from delaylevel import topics
 from delaylevel.model import envelope as env
-from support.dispatch_world import EO, MakeDispatch, at, ids, now_ms, once
+from support.dispatch_world import EO, DispatchWorld, at, ids, now_ms, once
+from support.world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
 
 @pytest.mark.parametrize("which", ["a target that lost it", "a new target"])
-def test_a_target_without_deduplication_is_not_written(make: MakeDispatch, which: str) -> None:
-    setting = make(EO, "orders")
-    world, target = setting.world, setting.target
+def test_a_target_without_deduplication_is_not_written(
+    world: RealWorld, cli_process: Callable[..., Any], which: str
+) -> None:
+    setting = DispatchWorld(world, cli_process, EO, "orders")
+    target = setting.target
     setting.start()
     if which == "a new target":
         target = world.topic("new")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import pytest
 from click.testing import Result
 
-from delaylevel.cluster.rest.http import Rest
 from delaylevel.topics.targets import unsubscribed
 from support.world import RealWorld
 
@@ -54,9 +52,8 @@ def test_a_retention_receives_what_is_published(world: RealWorld, of: str) -> No
     assert unsubscribed(world.admin, name) is not None
     path = name.rest_path if of == "topic" else f"namespaces/{name.namespace_path}"
     policy = {"retentionTimeInMinutes": 10, "retentionSizeInMB": -1}
-    with contextlib.closing(Rest(world.admin.admin_url)) as rest:
-        rest.post(f"{path}/retention", policy)
-        world.eventually(lambda: world.admin.retains(name), "the retention")
-        assert unsubscribed(world.admin, name) is None
-        rest.post(f"{path}/retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
-        world.eventually(lambda: not world.admin.retains(name), "the end of the retention")
+    world.rest.post(f"{path}/retention", policy)
+    world.eventually(lambda: world.admin.retains(name), "the retention")
+    assert unsubscribed(world.admin, name) is None
+    world.rest.post(f"{path}/retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
+    world.eventually(lambda: not world.admin.retains(name), "the end of the retention")

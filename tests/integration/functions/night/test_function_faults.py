@@ -12,7 +12,6 @@ import pytest
 
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.rest.http import Rest
 from delaylevel.model.level_topic import SUBSCRIPTION, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from support.world import RealWorld
@@ -34,7 +33,6 @@ def connection(own_broker: EmbeddedBroker) -> Connection:
 def test_the_brokers_index_of_a_partition_stays_small(
     world: RealWorld,
     deployed: Callable[..., Any],
-    connection: Connection,
     parked: Callable[..., dict[str, str]],
 ) -> None:
     """200,000 pending messages in one partition need fewer than 60,000 entries of the index."""
@@ -43,11 +41,10 @@ def test_the_brokers_index_of_a_partition_stays_small(
     description = world.level_topic(levels, mover=Mover.FUNCTION)
     (orders,) = description.targets
     deployed(description)
-    rest = Rest(connection.admin_url)
     partition = description.level_topic(0).partition(0)
 
     def subscription() -> Any:
-        return rest.get(f"{partition.rest_path}/stats")["subscriptions"][SUBSCRIPTION]
+        return world.rest.get(f"{partition.rest_path}/stats")["subscriptions"][SUBSCRIPTION]
 
     world.eventually(lambda: subscription()["consumers"], "the Function", 60)
     # The engine takes over with the first message, so that one is ready.
@@ -55,12 +52,8 @@ def test_the_brokers_index_of_a_partition_stays_small(
     level.send(b"first", properties=parked(int(time.time() * 1000)))
     world.eventually(lambda: world.stored(orders), "the first message", 60)
     outcomes: dict[Any, Any] = {}
-    producer = world.client().create_producer(
-        orders,
-        enable_delay_level_topic=True,
-        partition_strategy=levels,
-        block_if_queue_full=True,
-        max_pending_messages=5000,
+    producer = world.producer(
+        orders, partition_strategy=levels, block_if_queue_full=True, max_pending_messages=5000
     )
     for number in range(pending):
         producer.send_async(b"%d" % number, outcomes.setdefault, deliver_after=timedelta(hours=30))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pulsar
@@ -15,7 +16,7 @@ from support.dispatch_world import (
     EO,
     MAX_MESSAGE_BYTES,
     ON_TIME_MS,
-    MakePair,
+    Pair,
     at,
     at_most,
     copies,
@@ -43,31 +44,30 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @BOTH
 @pytest.mark.parametrize("limit", BODIES)
 def test_a_message_that_is_too_large_for_its_target_blocks_no_other(
-    pair: MakePair, world: RealWorld, limit: str, delivery: Delivery
+    world: RealWorld, cli_process: Callable[..., Any], limit: str, delivery: Delivery
 ) -> None:
     """Ten small messages go to each target, and a large one in the midst of one ten."""
     # A producer's name has that of the level topic. It is a part of the size.
     names = {"topic": world.topic("long" * 40)} if limit == "of the producer" else {}
-    both = pair(**names)
-    setting, others = both.setting, both.others
+    both = Pair(world, cli_process, delivery, **names)
     if limit == "of the target":
-        setting.limit_size(both.bad, 10_000)
-    setting.start()
-    setting.return_held()
+        both.limit_size(both.bad, 10_000)
+    both.start()
+    both.return_held()
     due_ms = now_ms() + 5_000
-    setting.publish(both.good, at(due_ms, OTHERS[:5]))
-    setting.publish(both.bad, at(due_ms, SMALL[:5]))
-    body = setting.publish_body(both.bad, "large", due_ms, BODIES[limit], **OPTIONS[limit])
-    setting.publish(both.bad, at(due_ms, SMALL[5:]))
-    setting.publish(both.good, at(due_ms + 500, OTHERS[5:]))
+    both.publish(both.good, at(due_ms, OTHERS[:5]))
+    both.publish(both.bad, at(due_ms, SMALL[:5]))
+    body = both.publish_body(both.bad, "large", due_ms, BODIES[limit], **OPTIONS[limit])
+    both.publish(both.bad, at(due_ms, SMALL[5:]))
+    both.publish(both.good, at(due_ms + 500, OTHERS[5:]))
 
-    world.eventually(lambda: len(others.copies) == 10, "the other target's messages")
-    at_most(120, world, lambda: not setting.waiting())
-    assert not setting.waiting()
-    found, stored = setting.stored(both.bad), setting.stored(both.good)
+    world.eventually(lambda: len(both.others.copies) == 10, "the other target's messages")
+    at_most(120, world, lambda: not both.waiting())
+    assert not both.waiting()
+    found, stored = both.stored(both.bad), both.stored(both.good)
     # A client may batch or compress the large message, so that the target takes it after all.
     # A dead letter of such a size may have no room for its ID.
-    dead = [letter.message.value for letter in setting.dead()]
+    dead = [letter.message.value for letter in both.dead()]
     ends = found.pop("large", 0), len(dead)
     assert sum(ends) == 1, f"the large one: {ends[0]} times in its target, {ends[1]} times dead"
     assert limit != "of the target" or ends == (0, 1)
@@ -75,6 +75,6 @@ def test_a_message_that_is_too_large_for_its_target_blocks_no_other(
     assert delivery is not EO or found + stored == once(SMALL + OTHERS), copies(found + stored)
     # Without deduplication, a reconnect may repeat what was in flight, but not again and again.
     assert max((found + stored).values()) <= 3, copies(found + stored)
-    assert others.p99_ms < ON_TIME_MS, others.p99_ms
+    assert both.others.p99_ms < ON_TIME_MS, both.others.p99_ms
     large = [m.value for m in world.stored(both.bad) if m.properties.get(env.ID) == "large"]
     assert large + dead == [body]
