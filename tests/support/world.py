@@ -29,7 +29,6 @@ from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.rest.http import Rest, options_of
 from delaylevel.model.clock import Clock, SystemClock, duration_ms
-from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import EARLIEST
@@ -119,7 +118,7 @@ class World:
         """Return a new client, closed at the end; on a broker it uses ``clock``."""
         raise NotImplementedError
 
-    def advance(self, delta: timedelta) -> ForwardReport:
+    def advance(self, delta: timedelta) -> None:
         """Let time pass while a mover runs for every level topic."""
         raise NotImplementedError
 
@@ -135,10 +134,6 @@ class World:
         self, condition: Callable[[], Any], what: str = "the broker", seconds: float = 60
     ) -> Any:
         """Wait for an asynchronous effect of the broker; see :func:`eventually`."""
-        raise NotImplementedError
-
-    def mover(self, description: LevelTopicDescription, clock: Clock | None = None) -> LocalMover:
-        """Return a mover in this process, closed at the end."""
         raise NotImplementedError
 
     def producer(self, topic: str, clock: Clock | None = None, **options: Any) -> Any:
@@ -209,7 +204,6 @@ class MemoryWorld(World):
     def __init__(self, stack: ExitStack) -> None:
         self.namespace = "acme/test"
         self._memory = MemoryPulsar(namespaces=[self.namespace])
-        self._stack = stack
         self.admin = self._memory.admin
         self.clock = self._memory.clock
         self.plain_client = self._memory.client()
@@ -217,8 +211,8 @@ class MemoryWorld(World):
     def client(self, clock: Clock | None = None) -> DelayLevelClient:
         return self._memory.client()
 
-    def advance(self, delta: timedelta) -> ForwardReport:
-        return self._memory.advance(delta)
+    def advance(self, delta: timedelta) -> None:
+        self._memory.advance(delta)
 
     def receive(self, consumer: Any) -> Any:
         return _next(consumer, 0)
@@ -232,10 +226,6 @@ class MemoryWorld(World):
         found = condition()
         assert found, what
         return found
-
-    def mover(self, description: LevelTopicDescription, clock: Clock | None = None) -> LocalMover:
-        made = LocalMover(self.plain_client, self.admin, description, clock or self.clock)
-        return self._stack.enter_context(made)
 
 
 class AsyncioWorld(MemoryWorld):
@@ -355,9 +345,8 @@ class RealWorld(World):
         """Set a policy of the namespace, by its name in the admin interface."""
         self.rest.post(f"namespaces/{self.namespace}/{policy}", value)
 
-    def advance(self, delta: timedelta) -> ForwardReport:
+    def advance(self, delta: timedelta) -> None:
         until_ms = self.clock.now_ms() + duration_ms(delta)
-        report = ForwardReport()
         client = self.client()
         found = topics.list_level_topics(self.admin, self.namespace)
         with ExitStack() as stack:
@@ -370,9 +359,9 @@ class RealWorld(World):
                 # The last pass begins at the end, however long one takes on a busy machine.
                 left_ms = until_ms - self.clock.now_ms()
                 for mover in movers:
-                    report.add(mover.run_once())
+                    mover.run_once()
                 if left_ms <= 0:
-                    return report
+                    return
                 threading.Event().wait(min(0.05, left_ms / 1000))
 
     def receive(self, consumer: Any) -> Any:
@@ -396,6 +385,7 @@ class RealWorld(World):
         return eventually(condition, what, seconds)
 
     def mover(self, description: LevelTopicDescription, clock: Clock | None = None) -> LocalMover:
+        """Return a mover in this process, closed at the end."""
         return self._stack.enter_context(
             LocalMover(self.plain_client, self.admin, description, clock)
         )
