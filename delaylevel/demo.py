@@ -134,7 +134,7 @@ def run(
                 if thread.done():
                     thread.result()  # raises its failure
             movers = [stats for each in service.movers for stats in each.stats().values()]
-            demo.moved = sum(stats.report.total for stats in movers)
+            demo.moved = sum(sum(stats.counts.values()) for stats in movers)
             demo.released = sum(each.released().total() for each in service.dispatchers)
             show(demo)
             time.sleep(0.5)

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,6 @@ from delaylevel.errors import (
     StepsError,
     UpgradeRequiredError,
 )
-from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import source_partitions
@@ -106,7 +106,7 @@ class JobMovers:
     def stats(self) -> dict[str, MoverStats]:
         """Return copies of the statistics by level topic."""
         with self._lock:
-            return {topic: stats.copy() for topic, stats in self._stats.items()}
+            return {topic: replace(stats) for topic, stats in self._stats.items()}
 
     def passed(self, batch: Report) -> None:
         """Count a batch; a query that completes one has all locks."""
@@ -114,11 +114,7 @@ class JobMovers:
             for stats in self._stats.values():
                 stats.state, stats.problem = "moving", ""
             for topic, counts in batch.items():
-                report = ForwardReport(latest_ms=counts["latest_ms"])
-                for outcome in report.counts():
-                    key = None if outcome in ("window", "due") else ""
-                    report.count(outcome, key, number=counts.get(outcome, 0))
-                self._stats[topic].passed(report)
+                self._stats[topic].passed(counts, counts["latest_ms"])
 
     def failed(self, reason: str) -> None:
         """Count a failure of the query."""

@@ -102,7 +102,7 @@ def progress_of(
             TopicProgress(
                 name.short,
                 None if mover is None else mover.state,
-                0 if mover is None else mover.report.total,
+                0 if mover is None else sum(mover.counts.values()),
                 releases.get(topic, 0),
                 " + ".join(shown),
                 quantile_ms(total_lateness(mine.values()), 0.99) if mine else None,

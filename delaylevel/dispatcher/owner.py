@@ -351,8 +351,7 @@ class PartitionOwner:
         keep = partial(keep_dead_letters, self.host.admin, description)
         with contextlib.closing(DeadLetterTopic(self.host.client, dead_letters, keep)) as topic:
             topic.store(letters)
-        for _ in letters:
-            self.stats.set_aside("dead", _UNNUMBERED)
+        self.stats.set_aside([("dead", _UNNUMBERED)] * len(letters))
 
     # -- steps
 

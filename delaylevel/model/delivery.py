@@ -77,11 +77,6 @@ class ForwardReport:
         """The number of messages."""
         return sum(self.counts().values())
 
-    @property
-    def handed_off(self) -> int:
-        """The number of messages that are in the final window, or delivered."""
-        return self.window + self.due
-
     def add(self, other: ForwardReport) -> None:
         """Add the numbers of another report."""
         for name in self.counts():

@@ -90,7 +90,7 @@ class MoverReporter(Reporter):
         )
         for topic, stats in found:
             late.add_metric((topic,), stats.late_ms / 1000)
-            for outcome, count in stats.report.counts().items():
+            for outcome, count in stats.counts.items():
                 messages.add_metric((topic, outcome), count)
             for each in STATES:
                 state.add_metric((topic, each), int(stats.state == each))
@@ -114,9 +114,7 @@ class MoverReporter(Reporter):
     def _section(self, description: LevelTopicDescription, stats: MoverStats) -> StatusSection:
         facts = {"Mover": f"on standby for {stats.holder}" if stats.holder else stats.state}
         facts |= {
-            f"Messages {outcome}": f"{count:,}"
-            for outcome, count in stats.report.counts().items()
-            if count
+            f"Messages {outcome}": f"{count:,}" for outcome, count in stats.counts.items() if count
         }
         facts["Failures of the mover"] = f"{stats.failures:,}"
         problems = []

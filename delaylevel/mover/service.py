@@ -54,6 +54,7 @@ class MoverStats:
     Attributes:
         state: one of `STATES`.
         holder: name of the mover that has the lock, in the state ``standby``; else empty.
+        counts: numbers of messages by outcome, as those of a `ForwardReport`.
         passes: number of passes, or batches of Spark, that ended without a failure.
         late_ms: the largest lateness at hand-off in the last pass that handed off messages, ms.
     """
@@ -61,24 +62,18 @@ class MoverStats:
     state: str = "starting"
     holder: str = ""
     problem: str = ""
-    report: ForwardReport = field(default_factory=ForwardReport)
+    counts: Mapping[str, int] = field(default_factory=ForwardReport().counts)
     passes: int = 0
     failures: int = 0
     late_ms: int = 0
 
-    def copy(self) -> MoverStats:
-        """Return a copy."""
-        report = ForwardReport()
-        report.add(self.report)
-        return replace(self, report=report)
-
-    def passed(self, report: ForwardReport) -> None:
-        """Count a pass that ended."""
+    def passed(self, counts: Mapping[str, int], latest_ms: int) -> None:
+        """Count a pass that ended: its messages by outcome, and the largest lateness, in ms."""
         self.state, self.problem = "moving", ""
         self.passes += 1
-        self.report.add(report)
-        if report.handed_off:
-            self.late_ms = report.latest_ms
+        self.counts = {name: count + counts.get(name, 0) for name, count in self.counts.items()}
+        if counts.get("window") or counts.get("due"):
+            self.late_ms = latest_ms
 
     def failed(self, reason: str) -> None:
         """Count a failure."""
@@ -123,7 +118,7 @@ class TopicTask:
     def stats(self) -> MoverStats:
         """Return a copy of the statistics."""
         with self._lock:
-            return self._stats.copy()
+            return replace(self._stats)
 
     def start(self, scheduler: Scheduler) -> None:
         """Begin to serve, in the threads of the process."""
@@ -221,7 +216,7 @@ class TopicTask:
         self._pause_s = _FIRST_PAUSE_S
         self._warning.over()
         with self._lock:
-            self._stats.passed(report)
+            self._stats.passed(report.counts(), report.latest_ms)
         if mover.behind:
             return AT_ONCE
         return time.monotonic() + (self._trigger_ms or trigger_of(self.description)) / 1000

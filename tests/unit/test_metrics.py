@@ -92,7 +92,7 @@ class Moving:
         self.members = SimpleNamespace(read_all=lambda descriptions: found)
 
     def stats(self) -> dict[str, MoverStats]:
-        return {TOPIC: MoverStats("standby", report=ForwardReport(window=3, due=1))}
+        return {TOPIC: MoverStats("standby", counts=ForwardReport(window=3, due=1).counts())}
 
 
 def test_a_waiting_message_is_overdue_only_after_its_time() -> None:

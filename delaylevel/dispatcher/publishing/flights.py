@@ -643,8 +643,8 @@ class Flights:
         if flight.key is not None and flight.size is not None:
             self._count_refused(flight.key.topic, -len(flight.batch), -flight.size)
         self._open.discard(flight)
-        for counter, key in flight.counted:
-            self._host.stats.set_aside(counter, key)
+        if flight.counted:
+            self._host.stats.set_aside(flight.counted)
         # What is set aside is released now: its copy was confirmed after the other messages.
         if flight.refused or not flight.confirmed_ms:
             flight.confirmed_ms = self._clock.now_ms()

@@ -8,7 +8,7 @@ from an earlier one as a real one does: from the journal.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -257,6 +257,7 @@ class _ReportedStats(SharedOwnerStats):
         report.due += late.size
         report.latest_ms = max(report.latest_ms, int(late.max(initial=0)))
 
-    def set_aside(self, counter: str, key: str) -> None:
-        super().set_aside(counter, key)
-        getattr(self._report(), counter)[key] += 1
+    def set_aside(self, counted: Collection[tuple[str, str]]) -> None:
+        super().set_aside(counted)
+        for counter, key in counted:
+            self._report().count(counter, key)

@@ -49,7 +49,7 @@ def members() -> Members:
 
 
 def updated(members: Members, **values: Any) -> list[TopicProgress]:
-    movers = {ORDERS: MoverStats("moving", report=ForwardReport(window=1_200))}
+    movers = {ORDERS: MoverStats("moving", counts=ForwardReport(window=1_200).counts())}
     owners = {(ORDERS, index): owner() for index in range(4)}
     owners[ORDERS, 1] = owner(**{"pending": 7, "next_due_ms": NOW_MS + 9_000, **values})
     owners[OTHERS, 0] = owner(state="recovering")

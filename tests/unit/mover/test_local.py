@@ -118,7 +118,7 @@ def handing_off() -> tuple[World, LocalMover]:
     world.send(b"soon", 2 * DAY)
     mover = world.mover()
     world.let_pass(2 * DAY - 5 * MINUTE)
-    assert mover.run_once().handed_off == 1
+    assert mover.run_once().total == 1
     return world, mover
 
 

@@ -72,8 +72,8 @@ def test_readiness_is_the_lock_and_a_lag_below_the_lead(
 
 
 def test_the_section_has_state_and_problems() -> None:
-    report = ForwardReport(window=3_000)
-    stats = MoverStats("failing", problem="no answer", failures=1_200, report=report)
+    counts = ForwardReport(window=3_000).counts()
+    stats = MoverStats("failing", problem="no answer", failures=1_200, counts=counts)
     (section,) = MoverReporter(movers(stats, LEAD_MS, held=4)).status()
     assert (section.title, section.facts) == (
         DESCRIPTION.topic,

@@ -73,7 +73,7 @@ def test_each_batch_that_moved_messages_is_summed_and_logged_once(
     stats = movers.stats()[TOPIC]
     assert (stats.passes, stats.late_ms, listener.seen) == (2, 1500, [0, 1, 2])
     counts = {"parked": 8, "window": 6, "due": 4, "held": 4, "dead": 2, "dropped": 0, "expired": 0}
-    assert stats.report.counts() == counts
+    assert stats.counts == counts
     assert [record.getMessage() for record in caplog.records] == [
         f"batch {batch_id}: 7 rows in 500ms, 14/s, 4 parked + 3 to the window + 2 due + 2 held + "
         "1 dead letters, late by 1.5s, lag 0ms"

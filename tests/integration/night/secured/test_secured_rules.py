@@ -52,5 +52,5 @@ def test_a_prefix_of_subscriptions_is_refused_reported_and_survived(roles: Any) 
             # The mover's role may not read the rules, but it sees what they forbid.
             assert refused(roles) >= {"consumer", "reader"}
             owner._rest.post(MODE, "None")
-            eventually(lambda: stats().report.window == 1, "the hand-off")
+            eventually(lambda: stats().counts["window"] == 1, "the hand-off")
             assert "consumer" not in refused(roles), "what docs/security.md grants is enough"
