@@ -178,7 +178,7 @@ def receipts_of(
         except EnvelopeError:
             held += 1
             continue
-        if row.role == Role.HELD.value or envelope.target not in description.targets:
+        if row.role == Role.HELD.value or envelope.target not in description.known_targets:
             held += 1
             continue
         place = place_of(row.topic, row.ledger, row.entry)

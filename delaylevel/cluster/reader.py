@@ -7,6 +7,7 @@ import random
 import time
 import uuid
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -166,9 +167,12 @@ def read_unacknowledged(
     A cumulative acknowledgement leaves no gaps behind ``start``, but a Function acknowledges one by
     one. ``queue`` is the number of messages that the client prefetches.
     """
-    acknowledged = admin.acknowledged_ranges(source.name, SUBSCRIPTION)
+    ranges = deque(admin.acknowledged_ranges(source.name, SUBSCRIPTION))
     for message in read_range(client, source.topic, start, end, queue=queue):
-        if not any(message.position in item for item in acknowledged):
+        # Both are in order, and there may be thousands of ranges.
+        while ranges and (ranges[0].ledger, ranges[0].last) < (message.ledger, message.entry):
+            ranges.popleft()
+        if not (ranges and message.position in ranges[0]):
             yield message
 
 

@@ -612,14 +612,12 @@ class DelayQueue:
 
     def pause(self, target: str) -> Paused:
         """Return the record of a paused target whose first message waits."""
-        return self.state.apply(Paused({**self.state.paused, target: self.state.sent_until_ms}))
+        return self.state.apply(Paused({target: self.state.sent_until_ms}))
 
     def resume(self, targets: Collection[str]) -> Paused | None:
         """Return the record to be confirmed before messages are sent to targets; None for none."""
-        rest = {name: at for name, at in self.state.paused.items() if name not in targets}
-        if len(rest) == len(self.state.paused):
-            return None
-        return self.state.apply(Paused(rest))
+        ended = dict.fromkeys(name for name in targets if name in self.state.paused)
+        return self.state.apply(Paused(ended)) if ended else None
 
     def refused_earlier(self, batch: DueBatch) -> list[int]:
         """Return the indices of the messages that their target refused before a takeover."""

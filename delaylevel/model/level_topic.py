@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from delaylevel.errors import (
@@ -320,6 +321,11 @@ class LevelTopicDescription:
         names = sorted({TopicName.parse(target).full for target in self.targets})
         object.__setattr__(self, "targets", tuple(names))
 
+    @cached_property
+    def known_targets(self) -> frozenset[str]:
+        """The targets, for questions about each message: there may be thousands."""
+        return frozenset(self.targets)
+
     @property
     def cancellable(self) -> bool:
         """True if messages can be cancelled: with ``tracker``, a dispatcher decides about it."""
@@ -402,7 +408,7 @@ class LevelTopicDescription:
 
     def check_target(self, target: str) -> None:
         """Raise TargetNotAllowedError unless the description lists this business topic."""
-        if target not in self.targets:
+        if target not in self.known_targets:
             raise TargetNotAllowedError(
                 f"level topic {self.topic} does not carry messages for {target}, only for "
                 f"{', '.join(self.targets)}: add the target with `delaylevel levels create`, "

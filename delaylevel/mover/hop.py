@@ -52,7 +52,7 @@ def open_envelope(
             f"topic {description.topic}, which has the final window "
             f"{description.final_window.value!r}"
         )
-    if envelope.target not in description.targets:
+    if envelope.target not in description.known_targets:
         raise UnknownTargetError(
             f"target {envelope.target} is not one of level topic {description.topic}"
         )

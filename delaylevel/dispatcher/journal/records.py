@@ -210,16 +210,16 @@ class Refused(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """The paused targets with messages that wait for the end of their pause; it replaces the last.
+    """The begin or the end of the time in which messages wait for the end of their target's pause.
 
-    It is confirmed before a message of a target that it lists no longer is sent or set aside.
+    An end is confirmed before a message of the target is sent or set aside.
 
     Attributes:
         targets: due time up to which messages may have been sent to each target, by its name, ms
-            since the epoch.
+            since the epoch; None at the end.
     """
 
-    targets: Mapping[str, int]
+    targets: Mapping[str, int | None]
 
 
 class DispositionKind(IntEnum):

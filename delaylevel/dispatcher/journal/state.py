@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -227,7 +228,8 @@ class JournalState:
         elif isinstance(record, Refused):
             self.refused.update(to_array(record.positions))
         elif isinstance(record, Paused):
-            self.paused = dict(record.targets)
+            found = {**self.paused, **record.targets}
+            self.paused = {name: at_ms for name, at_ms in found.items() if at_ms is not None}
         elif isinstance(record, Disposition):
             if record.kind is DispositionKind.CANCELLED:
                 self.cancelled.add(record, self.low_watermark)
@@ -336,13 +338,15 @@ class UnresolvedIntents:
     """The open intents of an earlier owner, and those of their messages that were read again.
 
     Attributes:
-        withheld: packed positions in the intents that are not released.
+        withheld: number of these intents by packed position.
     """
 
     def __init__(self, state: JournalState) -> None:
         self._state = state
         self._intents = dict(state.open_intents)
-        self.withheld = self._positions()
+        self.withheld = Counter(
+            position for intent in self.intents for position in intent.positions.tolist()
+        )
         self._reopened: list[Intent] = []
         self._offered_again: dict[int, tuple[int, MessageRecord]] = {}
 
@@ -406,12 +410,12 @@ class UnresolvedIntents:
         intent = self._intents.pop(number)
         if number in self._state.open_intents:
             self._reopened.append(intent)
-        self.withheld = self._positions()
-        pending = [
-            position
-            for position in intent.positions.tolist()
-            if position in self._offered_again and position not in self.withheld
-        ]
+        positions: list[int] = intent.positions.tolist()
+        self.withheld.subtract(positions)
+        left = [position for position in positions if not self.withheld[position]]
+        for position in left:
+            del self.withheld[position]
+        pending = [position for position in left if position in self._offered_again]
         batch = self._batch(pending)
         for position in pending:
             del self._offered_again[position]
@@ -435,11 +439,3 @@ class UnresolvedIntents:
         for record in records:
             self._state.apply(record)
         return records
-
-    def _positions(self) -> BitMap64:
-        positions = BitMap64()
-        for intent in self._intents.values():
-            positions.update(to_array(intent.positions))
-        positions -= self._state.released
-        positions.remove_range(0, self._state.low_watermark)
-        return positions

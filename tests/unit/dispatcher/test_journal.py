@@ -40,7 +40,7 @@ RECORDS = st.one_of(
     st.builds(Resolved, IDS, COLUMNS),
     st.builds(LowWatermark, IDS),
     st.builds(Released, COLUMNS, ID_COLUMNS, COLUMNS),
-    st.builds(Paused, st.dictionaries(st.text(max_size=5), IDS)),
+    st.builds(Paused, st.dictionaries(st.text(max_size=5), IDS | st.none())),
     st.builds(Disposition, st.sampled_from(DispositionKind), IDS, ID_COLUMNS),
     st.builds(Refused, COLUMNS),
     st.builds(Answered, COLUMNS),
@@ -117,7 +117,7 @@ def test_a_journal_can_be_read_from_any_place_before_its_last_complete_snapshot(
                 *(Intent(number, columns, ids, rng.choice(["", "o"]), number + 1),) * 3,
                 *(Commit(rng.randint(0, number), columns[:1]), Released(columns, ids, columns[1:])),
                 *(Resolved(rng.randint(0, number), columns), LowWatermark(10 * number)),
-                *(Refused(columns), Answered(columns), Paused({"o": number})),
+                *(Refused(columns), Answered(columns), Paused({"o": rng.choice([number, None])})),
                 Disposition(rng.choice(list(DispositionKind)), 5_000, ids),
             ]
         )

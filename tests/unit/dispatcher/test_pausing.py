@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from delaylevel.dispatcher.journal.records import encode
 from delaylevel.model.level_topic import ALL
 from support.simulation import TARGETS, Simulation
 
@@ -62,6 +63,14 @@ def test_messages_of_a_paused_target_wait_and_others_do_not(run: Simulation) -> 
     assert run.broker.topics[ORDERS].delivered == [before, *waits]
     assert run.broker.topics[INVOICES].delivered == [passes]
     assert run.queue.state.paused == {}
+
+
+def test_a_record_of_a_pause_names_its_own_targets_only(run: Simulation) -> None:
+    begins = [run.queue.pause(f"target {number}") for number in range(300)]
+    end = run.queue.resume({"target 7", "another"})
+    assert end is not None
+    assert max(len(encode(each)) for each in (*begins, end)) < 100
+    assert len(run.queue.state.paused) == 299
 
 
 def test_what_waits_for_its_target_is_not_overdue_while_that_is_paused(run: Simulation) -> None:

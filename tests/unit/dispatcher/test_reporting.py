@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -245,13 +244,3 @@ def test_the_page_shows_everything_and_escapes_it(
     assert 'http-equiv="refresh"' in page
     assert "src=" not in page
     assert 'href="http' not in page
-
-
-def test_a_held_message_costs_the_same_however_many_targets_have_some() -> None:
-    stats = SharedOwnerStats()
-    stats.add(held=Counter({str(index): 1 for index in range(20_000)}))
-    begun_s = time.process_time()
-    for _ in range(100):
-        stats.set_aside([*[("held", "7")] * 10, ("dead", "unreadable")])
-    assert time.process_time() - begun_s < 1
-    assert (stats.now().held["7"], stats.now().dead) == (1_001, 100)
