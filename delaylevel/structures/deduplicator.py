@@ -25,12 +25,16 @@ class DamagedSnapshotError(InvalidInputError):
     """Bytes that are not a complete snapshot of a Deduplicator; nothing was restored."""
 
 
+# The previous generation of nearly all keys; it is replaced, and never changed.
+_NONE = IdSet()
+
+
 class _Generations:
     """The IDs of one key."""
 
     def __init__(self) -> None:
         self.current = IdSet()
-        self.previous = IdSet()
+        self.previous = _NONE
 
     def flip(self) -> None:
         self.previous = self.current
@@ -73,7 +77,7 @@ class Deduplicator:
 
     def __len__(self) -> int:
         """Return the number of remembered IDs of all keys."""
-        return sum(map(self.count, self._keys))
+        return sum(each.current.size + each.previous.size for each in self._keys.values())
 
     def keys(self) -> list[str]:
         """Return the keys that have saved IDs."""
@@ -226,7 +230,8 @@ class Deduplicator:
             at += length
         found = _Generations()
         found.current = IdSet.load(parts[:3])
-        found.previous = IdSet.load(parts[3:])
+        previous = IdSet.load(parts[3:])
+        found.previous = previous if previous.size else _NONE
         self._keys[key] = found
 
     def _generations(self, key: str) -> _Generations:

@@ -351,21 +351,9 @@ class _KeyIds:
             self.compact()
         self.added.update(fresh)
 
-    def remove(self, ids: Ids) -> None:
-        self.gone.update(ids[self.contains(ids)])
-        self.compact_if_large()
-
-    def compact_if_large(self) -> None:
-        if self.gone.size > max(_LEAST_GONE, self.added.size // 8):
-            self.compact()
-
     def compact(self) -> None:
-        gone = self.gone.all()
+        self.added.remove(self.gone.all())
         self.gone = IdSet()
-        if gone.size == self.added.size:
-            self.added = IdSet()  # frees its memory
-        else:
-            self.added.remove(gone)
 
 
 class RemovableIds:
@@ -397,7 +385,7 @@ class RemovableIds:
 
     def save(self, id: int, key: str) -> None:  # noqa: A002
         """Add an ID; it may be in the set."""
-        found = self._keys.setdefault(key, _KeyIds())
+        found = self._of(key)
         if id in found.gone:
             found.compact()
         if id not in found.added:
@@ -406,20 +394,34 @@ class RemovableIds:
     def save_all(self, ids: npt.ArrayLike, key: str) -> None:
         """Add IDs, shape (n,); some may be in the set, or repeated."""
         distinct = np.unique(np.asarray(ids).astype(np.uint64))
-        self._keys.setdefault(key, _KeyIds()).add(distinct)
+        self._of(key).add(distinct)
 
     def remove(self, id: int, key: str) -> None:  # noqa: A002
         """Remove an ID; it may be missing."""
         found = self._keys.get(key)
-        if found is None or found.added.discard_recent(id):
+        if found is None:
             return
-        if id in found.added and id not in found.gone:
+        if not found.added.discard_recent(id) and id in found.added and id not in found.gone:
             found.gone.add(id)
-            found.compact_if_large()
+        self._tidy_up(key, found)
 
     def remove_all(self, ids: npt.ArrayLike, key: str) -> None:
         """Remove IDs, shape (n,); some may be missing, or repeated."""
         found = self._keys.get(key)
         if found is None:
             return
-        found.remove(np.unique(np.asarray(ids).astype(np.uint64)))
+        distinct = np.unique(np.asarray(ids).astype(np.uint64))
+        found.gone.update(distinct[found.contains(distinct)])
+        self._tidy_up(key, found)
+
+    def _of(self, key: str) -> _KeyIds:
+        found = self._keys.get(key)
+        if found is None:
+            found = self._keys[key] = _KeyIds()
+        return found
+
+    def _tidy_up(self, key: str, found: _KeyIds) -> None:
+        if not found.size:
+            del self._keys[key]  # an empty one has 2.6 KB, and there may be a hundred thousand
+        elif found.gone.size > max(_LEAST_GONE, found.added.size // 8):
+            found.compact()

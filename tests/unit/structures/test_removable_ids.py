@@ -52,3 +52,4 @@ def test_it_is_a_set(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         assert found == [each in expected[key] for each in asked]
         assert [ids.is_duplicate(each, key) for each in asked] == found
         assert len(ids) == sum(map(len, expected.values()))
+        assert ids._keys.keys() == {each for each, left in expected.items() if left}, "memory"
