@@ -72,6 +72,9 @@ def stable_id(partition_topic: str, position: Position) -> str:
     return f"{partition_topic.removeprefix('persistent://')}:{position}"
 
 
+_HELD_LEAD_MS = 86_400_000
+
+
 @dataclass(frozen=True)
 class SourcePartition:
     """A partition that a mover reads from its oldest message onwards.
@@ -83,8 +86,9 @@ class SourcePartition:
         hand_off_after_ms: time from the publish time of a message until it is ready, ms.
         takes_longer: True if messages may be due later than the partition's number implies: it is
             the last partition of its level, or was the last before an expansion.
-        lead_ms: time from readiness to the earliest due time that a message can have, ms; 0 for the
-            held topic, whose messages were due before.
+        lead_ms: time from readiness to the earliest due time that a message can have, ms. Those of
+            the held topic were due before, but a target that takes nothing, however much is held
+            for it, must not make the messages of others late: they count as due a day later.
     """
 
     level_topic: str
@@ -124,7 +128,7 @@ def source_partitions(description: LevelTopicDescription) -> tuple[SourcePartiti
                 lead_ms = description.levels[level].lead_ms
             elif member.role is Role.HELD:
                 level, after_ms = len(description.levels) - 1, description.hold_pause_ms
-                lead_ms = 0
+                lead_ms = _HELD_LEAD_MS
             else:
                 continue
             topic = member.topic.partition(index).full

@@ -68,4 +68,6 @@ def test_a_mover_reads_the_levels_and_the_held_topic() -> None:
     assert [source.hand_off_after_ms for source in hours] == waits
     assert {source.lead_ms for source in hours} == {300_000}
     # A held message has passed the finest level. A mover reads no other topic.
-    assert held == SourcePartition(TOPIC, f"{TOPIC}-held-partition-0", Role.HELD, 1, 0, 777)
+    assert held == SourcePartition(
+        TOPIC, f"{TOPIC}-held-partition-0", Role.HELD, 1, 0, 777, lead_ms=86_400_000
+    )
