@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicAdmin
 from delaylevel.cluster.targets.receivers import topic_stats
-from delaylevel.errors import AdminError, LevelTopicError
+from delaylevel.errors import ConflictError, LevelTopicError
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
@@ -19,9 +18,6 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.topic_name import TopicName
 
-_SUBSCRIBE_WAIT_S = 20.0
-_SUBSCRIBE_PAUSE_S = 0.1
-_BAD_VERSION = "BadVersion"
 # Subscriptions of these types deliver a message at once, whatever its due time.
 _NOT_HOLDING = frozenset(("Exclusive", "Failover"))
 # The names of our readers begin with it; their subscriptions end with them.
@@ -101,18 +97,11 @@ def _is_ours(name: str, subscription: SubscriptionStats) -> bool:
 
 def subscribe(admin: TopicAdmin, member: Member) -> None:
     """Create the durable subscription of every partition that lacks it."""
-    deadline = time.monotonic() + _SUBSCRIBE_WAIT_S
-    while True:
-        try:
-            admin.create_subscription(member.topic, SUBSCRIPTION, earliest=True)
-            break
-        except AdminError as error:
-            if error.status == 409:
-                break
-            # The broker's answer if two clients create the same subscription at the same time.
-            if _BAD_VERSION not in error.reason or time.monotonic() > deadline:
-                raise
-            time.sleep(_SUBSCRIBE_PAUSE_S)
+    try:
+        admin.create_subscription(member.topic, SUBSCRIPTION, earliest=True)
+    except ConflictError as error:
+        if error.status != 409:  # it exists
+            raise
     found = admin.partitioned_stats(member.topic)
     for index in range(member.partitions):
         stats = found.get(index) or admin.partition_stats(member.topic.partition(index))

@@ -76,7 +76,10 @@ _LIMITS = {
 _REFUSED = (401, 403, 404, 405)  # 405: the broker has no policies for single topics
 # A part of "[(7:1..7:3],(7:6..7:7]]": entries 2 and 3 of ledger 7.
 _RANGE = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
-_BUSY_TRIES = 40
+# A subscription that another client creates at this moment (soon it exists: 409), or the broker's
+# store of metadata on a machine that is too busy.
+_BUSY = re.compile("Subscription Busy|BadVersion|Error while using MetaStore")
+_BUSY_S = 20.0
 _BUSY_PAUSE_S = 0.05
 _VISIBLE_S = 10.0
 
@@ -306,13 +309,13 @@ class Admin(TopicAdmin):
         self.partitioned_metadata(topic)
         body = _EARLIEST if earliest else _LATEST
         path = topic.subscription_path(subscription)
-        for attempt in range(_BUSY_TRIES):
+        deadline = time.monotonic() + _BUSY_S
+        while True:
             try:
                 self._rest.put(path, body)
                 return
-            except ConflictError as error:
-                # Another client creates it at this moment; soon it exists (409).
-                if "Subscription Busy" not in error.reason or attempt == _BUSY_TRIES - 1:
+            except AdminError as error:
+                if not _BUSY.search(error.reason) or time.monotonic() > deadline:
                     raise
             time.sleep(_BUSY_PAUSE_S)
 

@@ -14,7 +14,6 @@ import pytest
 from delaylevel import topics
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.errors import (
-    AdminError,
     BrokerUnreachableError,
     ConflictError,
     InvalidStrategyError,
@@ -295,22 +294,3 @@ def test_more_partitions_than_the_limit_propose_levels() -> None:
     hours = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(days=30))
     with pytest.raises(InvalidStrategyError, match="these levels fit: DAY for 30d, then HOUR"):
         members.check_partition_limit(describe(levels=Levels(hours)), 100)
-
-
-def test_a_conflicting_creation_of_a_subscription_is_repeated() -> None:
-    # The answer of a real broker if several clients create a level topic at the same moment.
-    reason = "ManagedLedgerException$BadVersionException: Version mismatch, actual=0, expect=-1"
-    refused: set[TopicName] = set()
-
-    def once(name: str, topic: TopicName) -> None:
-        if name == "create_subscription" and topic not in refused:
-            refused.add(topic)
-            raise AdminError("refused", status=500, reason=reason)
-
-    admin: Any = Between(MemoryPulsar().admin, once)
-    assert topics.create(admin, WANTED) == WANTED
-    assert refused == {member.topic for member in MEMBERS}
-    full = failing(AdminError("refused", status=500, reason="disk full"))
-    admin = on(MemoryPulsar().admin, {("create_subscription", WANTED.name): full})
-    with pytest.raises(AdminError, match="refused"):
-        topics.create(admin, WANTED)
