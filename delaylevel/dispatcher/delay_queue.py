@@ -522,7 +522,7 @@ class DelayQueue:
     def advance(self, now_ms: int, max_messages: int = 1000) -> DueBatch | None:
         """Take messages that are due; None if there are none.
 
-        They are launched, put back, or put into a queue of `waiting` next. After cancelled ones, or
+        They are launched, pending again, or put into a queue of `waiting` next. After cancelled or
         large ones, it leaves the next ones to the next call.
 
         Raises:
@@ -536,10 +536,6 @@ class DelayQueue:
             if part.records:
                 return part
         return None
-
-    def put_back(self, batch: DueBatch) -> None:
-        """Let the messages of a batch that is not launched be pending again."""
-        self.pending.put_again(batch)
 
     def advance_waiting(self, target: TargetKey, max_messages: int) -> DueBatch | None:
         """Take the first messages that wait for a target; None if all of them are cancelled.

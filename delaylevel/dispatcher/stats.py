@@ -87,14 +87,19 @@ class SharedOwnerStats:
         """Add to some of the counters."""
         with self._changing:
             stats = self._stats
-            sums = {name: _sum(getattr(stats, name), count) for name, count in counts.items()}
+            sums: dict[str, Any] = {
+                name: getattr(stats, name) + count for name, count in counts.items()
+            }
             self._stats = replace(stats, **sums)
 
     def set_aside(self, counted: Collection[tuple[str, str]]) -> None:
         """Count messages that are not published, each by ``held``, ``dead`` ... and its target."""
-        held = Counter(target for counter, target in counted if counter == "held")
-        others = Counter(counter for counter, _ in counted if counter != "held")
-        self.add(held=held, **others)
+        with self._changing:
+            # A sum of Counters looks at every item in Python, and there may be thousands.
+            held = self._stats.held.copy()
+            held.update(target for counter, target in counted if counter == "held")
+            self._stats = replace(self._stats, held=held)
+        self.add(**Counter(counter for counter, _ in counted if counter != "held"))
 
     def released(self, late: npt.NDArray[np.int64]) -> None:
         """Count messages that were confirmed.
@@ -105,15 +110,6 @@ class SharedOwnerStats:
         index = np.searchsorted(LATENESS_BOUNDS_MS, late)
         lateness = np.bincount(index, minlength=len(LATENESS_BOUNDS_MS) + 1)
         self.add(released=late.size, lateness=lateness, lateness_ms=int(late.sum()))
-
-
-def _sum(one: Any, other: Any) -> Any:
-    if isinstance(one, Counter):
-        # Their own sum looks at every item in Python, and there may be thousands of targets.
-        one = one.copy()
-        one.update(other)
-        return one
-    return one + other
 
 
 def total_lateness(stats: Iterable[OwnerStats]) -> npt.NDArray[np.int64]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TypeAlias
 
@@ -364,7 +365,7 @@ class RemovableIds:
     """
 
     def __init__(self) -> None:
-        self._keys: dict[str, _KeyIds] = {}
+        self._keys: defaultdict[str, _KeyIds] = defaultdict(_KeyIds)
 
     def __len__(self) -> int:
         """Return the number of IDs of all keys."""
@@ -385,7 +386,7 @@ class RemovableIds:
 
     def save(self, id: int, key: str) -> None:  # noqa: A002
         """Add an ID; it may be in the set."""
-        found = self._of(key)
+        found = self._keys[key]
         if id in found.gone:
             found.compact()
         if id not in found.added:
@@ -394,7 +395,7 @@ class RemovableIds:
     def save_all(self, ids: npt.ArrayLike, key: str) -> None:
         """Add IDs, shape (n,); some may be in the set, or repeated."""
         distinct = np.unique(np.asarray(ids).astype(np.uint64))
-        self._of(key).add(distinct)
+        self._keys[key].add(distinct)
 
     def remove(self, id: int, key: str) -> None:  # noqa: A002
         """Remove an ID; it may be missing."""
@@ -413,12 +414,6 @@ class RemovableIds:
         distinct = np.unique(np.asarray(ids).astype(np.uint64))
         found.gone.update(distinct[found.contains(distinct)])
         self._tidy_up(key, found)
-
-    def _of(self, key: str) -> _KeyIds:
-        found = self._keys.get(key)
-        if found is None:
-            found = self._keys[key] = _KeyIds()
-        return found
 
     def _tidy_up(self, key: str, found: _KeyIds) -> None:
         if not found.size:

@@ -170,7 +170,7 @@ class BatchPublisher:
             if message.target and not self._gate.is_paused(message.target):
                 self._open(message)
         self.flights.prove_soon(int(batch.due_ms[0]))
-        self._queue.put_back(batch)
+        self._queue.pending.put_again(batch)
 
     def _open(self, message: WindowMessage) -> None:
         """Open the target of a message that will be due soon."""
