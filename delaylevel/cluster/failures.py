@@ -77,6 +77,8 @@ def may_pass(error: BaseException | None) -> bool:
     succeed in a moment.
     """
     while error is not None:
+        if isinstance(error, BrokerUnreachableError):
+            return True  # its cause is an error of the network
         if isinstance(error, AdminError):
             return error.status >= 500 or error.status in _PASSING_STATUSES
         if isinstance(error, ClientError):

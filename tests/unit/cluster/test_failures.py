@@ -24,7 +24,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
 @pytest.mark.parametrize(
     ("error", "passes"),
     [
-        (BrokerUnreachableError("away"), True),
+        (caused(BrokerUnreachableError("away"), ConnectionRefusedError()), True),
         (BrokerError("not confirmed"), True),
         (AdminError("Session expired", status=500), True),
         (AdminError("moving", status=503), True),
