@@ -72,7 +72,8 @@ class Settings:
         return logs.for_verbosity(self.verbosity)
 
     def client(self, connection: Connection) -> contextlib.closing[Any]:
-        """Open a ``pulsar.Client`` with that logger for a ``with`` block."""
+        """Open a ``pulsar.Client`` with that logger for a ``with`` block, if the broker answers."""
+        require_reachable(connection)
         return contextlib.closing(connection.open_client(logger=self.client_logger()))
 
     @contextlib.contextmanager

@@ -17,6 +17,7 @@ from delaylevel.cli.views.output import note
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
+    ClientError,
     DelayLevelError,
     InvalidInputError,
     MessageTooLargeError,
@@ -77,6 +78,13 @@ def translate(error: BaseException) -> click.ClickException | None:
     text = str(error) or type(error).__name__
     if isinstance(error, BrokerUnreachableError):
         return NotReached(text + _NOT_REACHED)
+    pulsar_error = getattr(sys.modules.get("pulsar"), "PulsarException", ())
+    if isinstance(error, pulsar_error) or type(error) is ClientError:
+        name = getattr(error, "name", type(error).__name__)
+        if name in _UNREACHABLE_CLIENT_ERRORS:
+            text = "the broker does not answer, or it refuses the token; the Pulsar client reports"
+            return NotReached(f"{text} only {name}{_NOT_REACHED}")
+        return click.ClickException(f"the Pulsar client reports {name}: {text}")
     if isinstance(error, DelayLevelError):
         wrong = isinstance(error, InvalidInputError)
         # What the broker refuses, or cannot store, is no wrong usage.
@@ -89,12 +97,6 @@ def translate(error: BaseException) -> click.ClickException | None:
             return click.ClickException(
                 f"this command needs {name}: pip install 'delaylevel[{extra}]'"
             )
-    if isinstance(error, getattr(sys.modules.get("pulsar"), "PulsarException", ())):
-        name = type(error).__name__
-        if name in _UNREACHABLE_CLIENT_ERRORS:
-            text = "the broker does not answer, or it refuses the token; the Pulsar client reports"
-            return NotReached(f"{text} only {name}{_NOT_REACHED}")
-        return click.ClickException(f"the Pulsar client reports {name}: {text}")
     return None
 
 
@@ -195,6 +197,9 @@ def cli(ctx: click.Context, verbose: int) -> None:
 
 def main() -> None:
     """Run the ``delaylevel`` program."""
+    # Python has no stream for an output that is closed; another file would get its number.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal or pipe that is not UTF-8 gets escapes for the characters that it lacks.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from subprocess import PIPE
 from typing import Any
 
@@ -19,6 +20,7 @@ from delaylevel.cli.command import (
 )
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection, require_reachable
+from delaylevel.cluster.failures import client_error
 from support.python import python
 
 
@@ -46,6 +48,7 @@ def test_wrong_usage_has_exit_code_2(arguments: str, words: str) -> None:
         (errors.BrokerUnreachableError("no broker at pulsar://h:1"), 3),
         (_pulsar.ConnectError(), 3),
         (_pulsar.Timeout(), 3),
+        (client_error("Timeout", "Pulsar error: TimeOut"), 3),
         (_pulsar.ProducerBusy(), 1),
         (errors.ConfigError("bad"), 2),
         (errors.InvalidDelayError("bad"), 2),
@@ -69,7 +72,7 @@ def test_each_error_has_an_exit_code(
     assert result.exit_code == exit_code
     assert result.stdout == "", "an error goes to stderr only"
     assert result.stderr.startswith("Error: ")
-    if isinstance(error, errors.DelayLevelError):
+    if isinstance(error, errors.DelayLevelError) and not isinstance(error, errors.ClientError):
         assert str(error) in result.stderr
     assert ("delaylevel broker start" in result.stderr) == (exit_code == 3)
 
@@ -119,13 +122,17 @@ def test_the_clients_log_stays_off_stdout() -> None:
         "main.RootGroup.get_command = lambda self, ctx, name: go\n"
         "main.main()\n"
     )
-    away = {**os.environ, "DELAYLEVEL_SERVICE_URL": "pulsar://127.0.0.1:1"}
-    away["DELAYLEVEL_OPERATION_TIMEOUT_SECONDS"] = "1"
-    quiet = python("-c", program, "go", env=away)
-    assert (quiet.returncode, quiet.stdout) == (3, "")
-    assert quiet.stderr.startswith("Error: the broker does not answer")
-    loud = python("-c", program, "-v", "go", env=away)
-    assert (loud.stdout, "Connection refused" in loud.stderr) == ("", True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"pulsar://127.0.0.1:{server.getsockname()[1]}"
+        hangs = {**os.environ, "DELAYLEVEL_SERVICE_URL": url}
+        hangs["DELAYLEVEL_OPERATION_TIMEOUT_SECONDS"] = "1"
+        quiet = python("-c", program, "go", env=hangs)
+        assert (quiet.returncode, quiet.stdout) == (3, "")
+        assert quiet.stderr.startswith("Error: the broker does not answer")
+        loud = python("-c", program, "-v", "go", env=hangs)
+        assert (loud.stdout, "Connected to broker" in loud.stderr) == ("", True), loud.stderr
+    away = python("-c", program, "go", env={**hangs, "DELAYLEVEL_SERVICE_URL": url})
+    assert (away.returncode, f"no broker answers at {url}" in away.stderr) == (3, True)
 
 
 def test_the_broker_command_loads_neither_spark_nor_numpy_nor_the_client() -> None:
@@ -166,3 +173,12 @@ def test_a_full_disk_is_an_error_without_a_traceback() -> None:
         # Nothing ends because its log cannot be written.
         done = python("-c", PRINTING, **{**piped, "stderr": full})
         assert (done.returncode, done.stdout) == (0, "\u2192 \u2026 \xe9\n")
+
+
+@pytest.mark.parametrize("output", [1, 2])
+def test_an_output_that_is_closed_fails_nothing(output: int) -> None:
+    load = ["--rate", "1", "--max-delay", "30d", "--size", "1KiB"]
+    main = ["-m", "delaylevel.cli.main", "plan", *load]
+    done = python(*main, preexec_fn=partial(os.close, output))
+    other = done.stderr if output == 1 else done.stdout
+    assert (done.returncode, len(other) > 50) == (0, True), done.stderr
