@@ -78,14 +78,7 @@ def translate(error: BaseException) -> click.ClickException | None:
     text = str(error) or type(error).__name__
     if isinstance(error, BrokerUnreachableError):
         return NotReached(text + _NOT_REACHED)
-    pulsar_error = getattr(sys.modules.get("pulsar"), "PulsarException", ())
-    if isinstance(error, pulsar_error) or type(error) is ClientError:
-        name = getattr(error, "name", type(error).__name__)
-        if name in _UNREACHABLE_CLIENT_ERRORS:
-            text = "the broker does not answer, or it refuses the token; the Pulsar client reports"
-            return NotReached(f"{text} only {name}{_NOT_REACHED}")
-        return click.ClickException(f"the Pulsar client reports {name}: {text}")
-    if isinstance(error, DelayLevelError):
+    if isinstance(error, DelayLevelError) and type(error) is not ClientError:
         wrong = isinstance(error, InvalidInputError)
         # What the broker refuses, or cannot store, is no wrong usage.
         other = isinstance(error, (BrokerError, MessageTooLargeError))
@@ -97,6 +90,13 @@ def translate(error: BaseException) -> click.ClickException | None:
             return click.ClickException(
                 f"this command needs {name}: pip install 'delaylevel[{extra}]'"
             )
+    pulsar_error = getattr(sys.modules.get("pulsar"), "PulsarException", ClientError)
+    if isinstance(error, (ClientError, pulsar_error)):
+        name = getattr(error, "name", type(error).__name__)
+        if name in _UNREACHABLE_CLIENT_ERRORS:
+            text = "the broker does not answer, or it refuses the token; the Pulsar client reports"
+            return NotReached(f"{text} only {name}{_NOT_REACHED}")
+        return click.ClickException(f"the Pulsar client reports {name}: {text}")
     return None
 
 

@@ -24,7 +24,6 @@ from delaylevel.errors import (
 )
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
@@ -35,6 +34,7 @@ from .context import ClusterContext, Finding, LevelTopicContext, State
 __all__ = ["CHECKS", "Finding", "Problem", "State", "examine"]
 
 Context = TypeVar("Context")
+_AS_IT_SAYS = "do what it says (docs/lifecycle.md)"
 _UPGRADE = "install that version of delaylevel on this machine (docs/operations.md)"
 
 TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Finding]], ...] = (
@@ -127,13 +127,12 @@ def _level_topics(
         except UpgradeRequiredError as error:
             return Finding.failed(str(error), _UPGRADE)
         except LevelTopicError as error:
-            return Finding.failed(str(error), f"`delaylevel levels create {shell(topic)}`")
+            return Finding.failed(str(error), _AS_IT_SAYS)
         return Finding(note=served[0].topic)
     found = topics.list_level_topics(admin, namespace)
     served += [item.description for item in found if item.description is not None]
-    create = "run `delaylevel levels create` with its own strategy"
     bad = [
-        Problem(f"{item.topic}: {item.problem}", _UPGRADE if item.needs_upgrade else create)
+        Problem(f"{item.topic}: {item.problem}", _UPGRADE if item.needs_upgrade else _AS_IT_SAYS)
         for item in found
         if item.description is None
     ]

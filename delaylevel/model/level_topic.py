@@ -17,6 +17,7 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 
+from .formatting import shell
 from .strategy import Levels
 from .topic_name import TopicName, parse_namespace
 
@@ -152,6 +153,8 @@ FORMAT = 1
 
 # The property of the level topic that holds the description.
 DESCRIPTION_PROPERTY = "delaylevel.description"
+# Its value once a deletion has counted everything. Then the plan is the description.
+BEING_DELETED = "deleted"
 # On every member topic: the level topic that it belongs to.
 MEMBER_PROPERTY = "delaylevel.member-of"
 # On the level topic from the start of its creation: the planned description. Until
@@ -541,9 +544,14 @@ class LevelTopicDescription:
         """Return the description in a level topic's properties; None if there is none.
 
         Raises:
-            UpgradeRequiredError, LevelTopicError: as for :meth:`from_json`.
+            UpgradeRequiredError, LevelTopicError: as for :meth:`from_json`; or it is being deleted.
         """
         text = properties.get(DESCRIPTION_PROPERTY)
+        if text == BEING_DELETED:
+            raise LevelTopicError(
+                f"level topic {topic} is being deleted, or its deletion was not finished: finish "
+                f"it with `delaylevel levels delete {shell(topic)}`"
+            )
         return None if text is None else cls._read(topic, text, properties)
 
 

@@ -556,10 +556,7 @@ class MemoryPulsar:
 
     def level_topics(self) -> list[LevelTopicDescription]:
         """Return the descriptions of all level topics."""
-        with self._broker.lock:
-            known = sorted(self._broker.partitioned.items())
-        found = (LevelTopicDescription.from_properties(n.full, m.properties) for n, m in known)
-        return [description for description in found if description is not None]
+        return self._broker.level_topics()
 
     def _stored(self, topic: str, *, due: bool) -> Iterator[TopicMessage]:
         now_ms = self.clock.now_ms()

@@ -87,8 +87,8 @@ def _had_mover(admin: TopicAdmin, row: PartitionStatus) -> bool:
     """Return True if a mover was connected to a level partition, or has moved messages from it."""
     if row.subscription is None:
         return False
-    if row.subscription.type != "None":
-        return True  # since the broker opened the partition
+    if row.subscription.type != "None" and row.partition:
+        return True  # since the broker opened the partition; `doctor` opens the first one
     if not row.storage_bytes:
         return False
     position = admin.mark_delete_position(TopicName.parse(row.topic), SUBSCRIPTION)

@@ -23,6 +23,7 @@ from delaylevel.model.clock import Clock, SystemClock, duration_ms
 from delaylevel.model.formatting import exact_duration, listed
 from delaylevel.model.level_topic import (
     ALL,
+    BEING_DELETED,
     DESCRIPTION_PROPERTY,
     PLAN_PROPERTY,
     Expired,
@@ -373,15 +374,20 @@ def delete(
         )
     if discard is not None and discard < 0:
         raise InvalidInputError(f"discard is {discard}: it is a number of entries")
-    with closed_to_producers(client, _partitions(admin, description)):
-        pending = pending_entries(admin, description)
-        if pending.total() != (discard or 0):
-            raise StillPendingError(_still_pending(description, pending, discard), pending.total())
-        # Exclusive producers end with a refusal, and leave no trace. Termination is for ever: it
-        # keeps others out while these producers are closed and the topics are deleted.
-        for member in description.members():
-            with suppress(NotFoundError):
-                admin.terminate(member.topic)
+    metadata = members.metadata_of(admin, description.name)
+    if metadata is not None and metadata.properties.get(DESCRIPTION_PROPERTY) == BEING_DELETED:
+        # A broker may refuse exclusive producers of a terminated topic as if there were another.
+        _terminate(admin, description)
+        pending = _counted(admin, description, discard)
+    else:
+        with closed_to_producers(client, _partitions(admin, description)):
+            pending = _counted(admin, description, discard)
+            # Exclusive producers end with a refusal, and leave no trace. Termination is for ever:
+            # it keeps others out while these producers are closed and the topics are deleted.
+            if metadata is not None:
+                mark = {PLAN_PROPERTY: description.to_json(), DESCRIPTION_PROPERTY: BEING_DELETED}
+                admin.set_properties(description.name, mark)
+            _terminate(admin, description)
     for member in reversed(list(description.members())):
         try:
             admin.delete(member.topic)
@@ -393,6 +399,22 @@ def delete(
                 "as a whole. Stop producers and movers, and delete again"
             ) from error
     return pending
+
+
+def _counted(
+    admin: TopicAdmin, description: LevelTopicDescription, discard: int | None
+) -> Counter[str]:
+    """Return the numbers of pending entries if they are those to discard."""
+    pending = pending_entries(admin, description)
+    if pending.total() != (discard or 0):
+        raise StillPendingError(_still_pending(description, pending, discard), pending.total())
+    return pending
+
+
+def _terminate(admin: TopicAdmin, description: LevelTopicDescription) -> None:
+    for member in description.members():
+        with suppress(NotFoundError):
+            admin.terminate(member.topic)
 
 
 def _partitions(admin: TopicAdmin, description: LevelTopicDescription) -> list[TopicName]:
@@ -413,7 +435,7 @@ def _connected(stats: LevelTopicStatus) -> list[str]:
             continue
         names = [f"producer {each.name}" for each in row.stats.publishers]
         for subscription in row.stats.subscriptions.values():
-            names += [f"consumer {consumer.name}" for consumer in subscription.consumers]
+            names += [f"consumer {each.name or each.address}" for each in subscription.consumers]
         found |= {f"{name} ({TopicName.parse(row.topic).local})" for name in names}
     return sorted(found)
 

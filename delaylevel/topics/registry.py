@@ -24,6 +24,8 @@ from delaylevel.errors import (
 )
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import (
+    BEING_DELETED,
+    DESCRIPTION_PROPERTY,
     MEMBER_PROPERTY,
     PLAN_PROPERTY,
     LevelTopicDescription,
@@ -259,7 +261,7 @@ def describe(
             whose level topic has the default name.
         search: True to search for level topics of other names in the namespace of a business
             topic, and for those of the default name in the other namespaces of its tenant.
-        unfinished: True to return the plan of one whose creation was not finished.
+        unfinished: True to return the plan of one whose creation or deletion was not finished.
 
     Raises:
         LevelTopicError: there is none, it is unfinished, or several serve the business topic.
@@ -287,8 +289,13 @@ def _existing(
     admin: TopicAdmin, level_topic: str, name: TopicName, unfinished: bool
 ) -> LevelTopicDescription:
     """Return the description of the level topic to which a topic belongs."""
-    described = find(admin, level_topic)
     level_name = TopicName.parse(level_topic)
+    if unfinished and (metadata := members.metadata_of(admin, level_name)) is not None:
+        plan = metadata.properties.get(PLAN_PROPERTY)
+        state = metadata.properties.get(DESCRIPTION_PROPERTY, BEING_DELETED)
+        if plan is not None and state == BEING_DELETED:
+            return LevelTopicDescription.from_json(level_topic, plan)
+    described = find(admin, level_topic)
     if described is not None:
         belongs = {level_topic, *described.targets, *(m.topic.full for m in described.members())}
         if name.full in belongs:
@@ -297,9 +304,7 @@ def _existing(
             f"{name} has no level topic ({level_topic} serves other topics): "
             f"create one with `delaylevel levels create {shell(name)} --level-topic …`"
         )
-    if (metadata := members.metadata_of(admin, level_name)) is not None:
-        if unfinished and PLAN_PROPERTY in metadata.properties:
-            return LevelTopicDescription.from_json(level_topic, metadata.properties[PLAN_PROPERTY])
+    if members.metadata_of(admin, level_name) is not None:
         raise LevelTopicError(f"level topic {level_topic}: {_UNFINISHED}")
     raise LevelTopicError(
         f"{name} has no level topic ({level_topic} does not exist): create one "

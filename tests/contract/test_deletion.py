@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -80,6 +81,33 @@ def test_a_refused_deletion_leaves_the_level_topic_as_it_was(
     with client.create_producer(description.targets[0], enable_delay_level_topic=True) as producer:
         producer.send(b"3", deliver_after=FAR)
     assert lifecycle.delete(client, world.admin, description, discard=3)["parked"] == 3
+
+
+@pytest.mark.parametrize("step", ["terminate", "delete"])
+def test_an_interrupted_deletion_lets_nobody_in_and_is_finished_by_the_next(
+    world: World, description: LevelTopicDescription, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    real, calls = getattr(world.admin, step), itertools.count()
+
+    def called(*arguments: Any, **options: Any) -> None:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.admin, step, called)
+        with pytest.raises(KeyboardInterrupt):
+            lifecycle.delete(world.client(), world.admin, description)
+    topic, words = description.targets[0], "deletion was not finished: finish it with"
+    with pytest.raises(LevelTopicError, match=words):
+        topics.create(world.admin, description)
+    with pytest.raises(LevelTopicError, match=words):
+        world.client().create_producer(topic, enable_delay_level_topic=True)
+    (listed,) = topics.list_level_topics(world.admin, description.name.namespace_path)
+    assert words in str(listed.problem)
+    found = topics.describe(world.admin, topic, unfinished=True)
+    assert lifecycle.delete(world.client(), world.admin, found).total() == 0
+    assert topics.create(world.admin, description) == description
 
 
 @pytest.mark.parametrize("other", ["without a window", "without hours"])

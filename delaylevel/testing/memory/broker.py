@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -14,8 +14,15 @@ import pulsar
 
 from delaylevel.cluster.port import NamespacePolicies, SchemaVersion, TopicMetadata, TopicPolicies
 from delaylevel.cluster.schemas import is_same
-from delaylevel.errors import AdminError, ConflictError, InvalidInputError, NotFoundError
+from delaylevel.errors import (
+    AdminError,
+    ConflictError,
+    InvalidInputError,
+    LevelTopicError,
+    NotFoundError,
+)
 from delaylevel.model.clock import earliest
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.clock import ManualClock
 
@@ -244,6 +251,16 @@ class Broker:
         if namespace not in self.namespaces:
             raise not_found(f"namespace {namespace}")
         return self.namespaces[namespace]
+
+    def level_topics(self) -> list[LevelTopicDescription]:
+        """Return the descriptions of all level topics, by name, but for what cannot be read."""
+        found = []
+        with self.lock:
+            for name, metadata in sorted(self.partitioned.items()):
+                with suppress(LevelTopicError):
+                    read = LevelTopicDescription.from_properties(name.full, metadata.properties)
+                    found += [] if read is None else [read]
+        return found
 
     def new_name(self, prefix: str) -> str:
         """Return a unique name."""

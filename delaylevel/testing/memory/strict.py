@@ -204,12 +204,11 @@ class StrictRules:
     def _member(self, topic: TopicName) -> tuple[LevelTopicDescription, Member] | None:
         if self._changes != self._broker.changes:
             self._changes = self._broker.changes
-            self._members = {}
-            for name, metadata in self._broker.partitioned.items():
-                description = LevelTopicDescription.from_properties(name.full, metadata.properties)
-                if description is not None:
-                    for member in description.members():
-                        self._members[member.topic] = (description, member)
+            self._members = {
+                member.topic: (description, member)
+                for description in self._broker.level_topics()
+                for member in description.members()
+            }
         return self._members.get(topic)
 
     def _violated(

@@ -21,6 +21,7 @@ from delaylevel.cli.command import (
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection, require_reachable
 from delaylevel.cluster.failures import client_error
+from delaylevel.producer.client_calls import as_client_error
 from support.python import python
 
 
@@ -50,6 +51,7 @@ def test_wrong_usage_has_exit_code_2(arguments: str, words: str) -> None:
         (_pulsar.Timeout(), 3),
         (client_error("Timeout", "Pulsar error: TimeOut"), 3),
         (_pulsar.ProducerBusy(), 1),
+        (as_client_error(errors.LevelTopicError("gone"), _pulsar.Result.TopicNotFound), 1),
         (errors.ConfigError("bad"), 2),
         (errors.InvalidDelayError("bad"), 2),
         (errors.DelayTooLongError("bad", delay_ms=2, maximum_delay_ms=1), 2),

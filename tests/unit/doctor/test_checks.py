@@ -231,7 +231,7 @@ def waiting(topic: TopicName) -> Callable[[Cluster], None]:
             "message_ttl_s",
         ),
         (target_gone, "targets", "does not exist"),
-        (gone, "level topic", "levels create orders"),
+        (gone, "level topic", "levels create persistent://public/default/orders"),
         (no_mover, "mover", "no mover is connected: 4 of 4 partitions have no consumer"),
         (one_mover, "mover", f"no mover reads {DAY.partition(1)}: 2 of 4 partitions"),
         (lambda it: it.movers[2].close(), "dispatcher", "no dispatcher serves"),

@@ -146,6 +146,14 @@ def test_a_mover_counts_that_had_the_topic_before_the_broker_opened_it_again() -
     assert missing_hosts(admin, at, "orders") == ()
 
 
+def test_what_doctor_has_opened_is_no_trace_of_a_mover() -> None:
+    admin: Any = Reported(IDLE, RUNNING)
+    at = status(admin, describe(), NOW_MS, as_described=False)
+    first = replace(at.everything[0], stats=PartitionStats(100, {"delaylevel": GONE}))
+    at = replace(at, everything=(first, *at.everything[1:]))
+    assert [each.kind for each in missing_hosts(admin, at, "orders")] == ["mover"]
+
+
 def test_the_remedies_of_problems_name_the_level_topic_also_in_another_namespace() -> None:
     described = describe(topic="persistent://a/b/_orders-delay-level")
     admin: Any = Reported(waiting(100 * HOUR_MS, IDLE), IDLE)
