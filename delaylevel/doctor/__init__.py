@@ -104,13 +104,8 @@ def examine(
         if found.problems and topic is None:
             return
         descriptions: list[LevelTopicDescription] = []
-        try:
-            finding = _level_topics(admin, topic, namespace, descriptions)
-        except PermissionDeniedError:
-            return  # "admin rights" says so; a mover's role may look at its own level topic
-        except BrokerUnreachableError as error:
-            finding = _unanswered(error, away)
-        yield replace(finding, check="level topic", subject=topic or namespace)
+        find = partial(_level_topics, topic, namespace, descriptions)
+        yield run("level topic", topic or namespace, find, cluster)
         for description in descriptions:
             context = LevelTopicContext(cluster, description)
             for name, check in TOPIC_CHECKS:
@@ -118,15 +113,19 @@ def examine(
 
 
 def _level_topics(
-    admin: Admin, topic: str | None, namespace: str, served: list[LevelTopicDescription]
+    topic: str | None,
+    namespace: str,
+    served: list[LevelTopicDescription],
+    cluster: ClusterContext,
 ) -> Finding:
     """Add the level topics to examine to a list, and return the finding about them."""
+    admin = cluster.admin
     if topic is not None:
         try:
             served.append(topics.describe(admin, topic, search=True))
         except UpgradeRequiredError as error:
             return Finding.failed(str(error), _UPGRADE)
-        except LevelTopicError as error:
+        except (LevelTopicError, NotFoundError) as error:
             return Finding.failed(str(error), _AS_IT_SAYS)
         return Finding(note=served[0].topic)
     found = topics.list_level_topics(admin, namespace)

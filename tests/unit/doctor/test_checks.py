@@ -28,7 +28,12 @@ from delaylevel.cluster.port import (
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.rules import OURS
 from delaylevel.doctor import CHECKS, Finding, State, checks, examine
-from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
+from delaylevel.errors import (
+    AdminError,
+    BrokerUnreachableError,
+    NotFoundError,
+    PermissionDeniedError,
+)
 from delaylevel.functions import health
 from delaylevel.functions.consumer_loop import source_topics
 from delaylevel.model.clock import Clock
@@ -436,6 +441,13 @@ def test_a_failed_request_is_skipped_or_fails_but_never_raises(
     assert found["clock"].says.startswith(says)
     assert bool(found["clock"].remedies) == (state is State.FAILED)
     assert {each.state for name, each in found.items() if name != "clock"} == {State.OK}
+    assert cluster(partitioned_metadata=error).findings()["level topic"].state is state
+
+
+def test_a_missing_namespace_is_a_finding_with_its_remedy(cluster: Make) -> None:
+    missing = NotFoundError("Namespace does not exist", status=404)
+    found = cluster(list_partitioned_topics=missing).findings("another")["level topic"]
+    assert (found.state, "pulsar-admin namespaces create" in found.says) == (State.FAILED, True)
 
 
 def test_a_broker_that_is_away_is_one_problem_and_not_that_of_every_check(cluster: Make) -> None:
