@@ -15,6 +15,7 @@ from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.cluster.threads import stop_on_signals
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import format_duration, shell
+from delaylevel.model.level_topic import Role
 
 from . import options
 from .command import Settings, examples, pass_settings
@@ -154,8 +155,8 @@ def status(settings: Settings, topic: str, output: str) -> None:
         "backlog_entries": at.level.backlog_entries,
         "next_hand_off_ms": at.level.next_hand_off_ms,
         "behind_ms": at.level.behind_ms or None,
-        "held_entries": at.level.held_entries,
-        "dead_letter_entries": at.level.dead_letter_entries,
+        "held_entries": at.level.entries(Role.HELD),
+        "dead_letter_entries": at.level.entries(Role.DEAD_LETTER),
         "problems": list(at.problems),
     }
     if output in ("json", "jsonl"):

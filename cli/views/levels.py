@@ -166,8 +166,8 @@ def status_view(at: LevelTopicStatus, undelivered: Sequence[str] = ()) -> dict[s
     return {
         **description_view(at.description),
         **_state_view(at),
-        "held_entries": at.held_entries,
-        "dead_letter_entries": at.dead_letter_entries,
+        "held_entries": at.entries(Role.HELD),
+        "dead_letter_entries": at.entries(Role.DEAD_LETTER),
         "window_entries": at.tracked_entries(Role.WINDOW),
         "log_entries": at.tracked_entries(Role.JOURNAL),
         "outcome_entries": at.tracked_entries(Role.OUTCOMES),

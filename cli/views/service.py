@@ -107,7 +107,7 @@ def progress_of(
                 " + ".join(shown),
                 quantile_ms(total_lateness(mine.values()), 0.99) if mine else None,
                 None if found is None else _pending(mine, found),
-                None if found is None else found.held_entries,
+                None if found is None else found.entries(Role.HELD),
                 None if found is None else _next_due(mine, found, now_ms),
             )
         )
@@ -128,7 +128,7 @@ def _pending(mine: Mapping[int, OwnerStats], found: LevelTopicStatus) -> int:
     here = sum(stats.pending + stats.in_flight for stats in mine.values())
     elsewhere = (row for row in found.rows(Role.WINDOW) if row.partition not in mine)
     window = here + sum(row.backlog_entries for row in elsewhere)
-    return found.backlog_entries + window + found.held_entries
+    return found.backlog_entries + window + found.entries(Role.HELD)
 
 
 def _next_due(mine: Mapping[int, OwnerStats], found: LevelTopicStatus, now_ms: int) -> str | None:

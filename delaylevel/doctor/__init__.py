@@ -20,7 +20,6 @@ from delaylevel.errors import (
     LevelTopicError,
     NotFoundError,
     PermissionDeniedError,
-    UpgradeRequiredError,
 )
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
@@ -35,7 +34,6 @@ __all__ = ["CHECKS", "Finding", "Problem", "State", "examine"]
 
 Context = TypeVar("Context")
 _AS_IT_SAYS = "do what it says (docs/lifecycle.md)"
-_UPGRADE = "install that version of delaylevel on this machine (docs/operations.md)"
 
 TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Finding]], ...] = (
     ("partitions", checks.partitions),
@@ -123,15 +121,13 @@ def _level_topics(
     if topic is not None:
         try:
             served.append(topics.describe(admin, topic, search=True))
-        except UpgradeRequiredError as error:
-            return Finding.failed(str(error), _UPGRADE)
         except (LevelTopicError, NotFoundError) as error:
             return Finding.failed(str(error), _AS_IT_SAYS)
         return Finding(note=served[0].topic)
     found = topics.list_level_topics(admin, namespace)
     served += [item.description for item in found if item.description is not None]
     bad = [
-        Problem(f"{item.topic}: {item.problem}", _UPGRADE if item.needs_upgrade else _AS_IT_SAYS)
+        Problem(f"{item.topic}: {item.problem}", _AS_IT_SAYS)
         for item in found
         if item.description is None
     ]

@@ -672,7 +672,7 @@ def producer_clocks(context: LevelTopicContext) -> Finding:
 def held(context: LevelTopicContext) -> Finding:
     """Check that no messages are held because their target cannot be written."""
     return _empty(
-        context.status.held_entries,
+        context.status.entries(Role.HELD),
         "entries are held because their target could not be written",
         "the mover delivers them when it can write the target; its log has the reason",
     )
@@ -681,11 +681,9 @@ def held(context: LevelTopicContext) -> Finding:
 def dead_letters(context: LevelTopicContext) -> Finding:
     """Check that there are no dead letters."""
     return _empty(
-        context.status.dead_letter_entries,
+        context.status.entries(Role.DEAD_LETTER),
         "entries are dead letters: messages that could not be read or delivered",
-        f"list them with `delaylevel dlq list {shell(context.description.topic)}`, then "
-        "replay or discard "
-        "them",
+        f"`delaylevel dlq list {shell(context.description.topic)}` lists them: replay or discard",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -333,9 +333,9 @@ def pending_entries(admin: TopicAdmin, description: LevelTopicDescription) -> Co
     return Counter(
         {
             "parked": stats.backlog_entries,
-            "held": stats.held_entries,
+            "held": stats.entries(Role.HELD),
             "in the window": stats.entries(Role.WINDOW),
-            "dead letters": stats.dead_letter_entries,
+            "dead letters": stats.entries(Role.DEAD_LETTER),
         }
     )
 
@@ -375,19 +375,20 @@ def delete(
     if discard is not None and discard < 0:
         raise InvalidInputError(f"discard is {discard}: it is a number of entries")
     metadata = members.metadata_of(admin, description.name)
-    if metadata is not None and metadata.properties.get(DESCRIPTION_PROPERTY) == BEING_DELETED:
-        # A broker may refuse exclusive producers of a terminated topic as if there were another.
+    state = metadata.properties.get(DESCRIPTION_PROPERTY) if metadata is not None else None
+    if begun := state == BEING_DELETED:
         _terminate(admin, description)
-        pending = _counted(admin, description, discard)
-    else:
-        with closed_to_producers(client, _partitions(admin, description)):
-            pending = _counted(admin, description, discard)
-            # Exclusive producers end with a refusal, and leave no trace. Termination is for ever:
-            # it keeps others out while these producers are closed and the topics are deleted.
-            if metadata is not None:
-                mark = {PLAN_PROPERTY: description.to_json(), DESCRIPTION_PROPERTY: BEING_DELETED}
-                admin.set_properties(description.name, mark)
-            _terminate(admin, description)
+    # A broker may refuse exclusive producers of a terminated topic as if there were another.
+    with nullcontext() if begun else closed_to_producers(client, _partitions(admin, description)):
+        pending = pending_entries(admin, description)
+        if pending.total() != (discard or 0):
+            raise StillPendingError(_still_pending(description, pending, discard), pending.total())
+        mark = {PLAN_PROPERTY: description.to_json(), DESCRIPTION_PROPERTY: BEING_DELETED}
+        with suppress(NotFoundError):
+            admin.set_properties(description.name, mark)
+        # Exclusive producers end with a refusal, and leave no trace. Termination is for ever: it
+        # keeps others out while these producers are closed and the topics are deleted.
+        _terminate(admin, description)
     for member in reversed(list(description.members())):
         try:
             admin.delete(member.topic)
@@ -398,16 +399,6 @@ def delete(
                 f"a client has connected to {member.topic} ({error.reason}), which was not deleted "
                 "as a whole. Stop producers and movers, and delete again"
             ) from error
-    return pending
-
-
-def _counted(
-    admin: TopicAdmin, description: LevelTopicDescription, discard: int | None
-) -> Counter[str]:
-    """Return the numbers of pending entries if they are those to discard."""
-    pending = pending_entries(admin, description)
-    if pending.total() != (discard or 0):
-        raise StillPendingError(_still_pending(description, pending, discard), pending.total())
     return pending
 
 

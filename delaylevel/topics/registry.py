@@ -20,7 +20,6 @@ from delaylevel.errors import (
     LevelTopicError,
     NotFoundError,
     PermissionDeniedError,
-    UpgradeRequiredError,
 )
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import (
@@ -56,13 +55,11 @@ class FoundLevelTopic:
         topic: its full name.
         description: its description; None if that is missing or cannot be read.
         problem: the reason why there is no description, in one line; None if there is one.
-        needs_upgrade: True if a later version of this package can read the description.
     """
 
     topic: str
     description: LevelTopicDescription | None
     problem: str | None = None
-    needs_upgrade: bool = False
 
 
 class _Checked(NamedTuple):
@@ -103,7 +100,7 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
         LevelTopicError: a member topic exists and is not ours.
         NotFoundError: the namespace does not exist.
     """
-    checked = _checked(admin, description)
+    checked = check_creatable(admin, description)
     description, existing = checked.description, checked.existing
     made: set[TopicName] = set()
     try:
@@ -186,11 +183,6 @@ def _undo(admin: TopicAdmin, description: LevelTopicDescription, made: set[Topic
             continue
         except BrokerError:
             stays = True
-
-
-def check_creatable(admin: TopicAdmin, description: LevelTopicDescription) -> None:
-    """Raise the error that :func:`create` would raise, as far as that is known without changes."""
-    _checked(admin, description)
 
 
 def keep_dead_letters(admin: TopicAdmin, description: LevelTopicDescription) -> None:
@@ -406,8 +398,7 @@ def level_topics_of(admin: TopicAdmin, names: Sequence[TopicName]) -> list[Found
         try:
             described = LevelTopicDescription.from_properties(name.full, metadata.properties)
         except LevelTopicError as error:
-            needs_upgrade = isinstance(error, UpgradeRequiredError)
-            return FoundLevelTopic(name.full, None, str(error), needs_upgrade)
+            return FoundLevelTopic(name.full, None, str(error))
         return FoundLevelTopic(name.full, described, None if described else _UNFINISHED)
 
     return [found for found in in_parallel(look, names) if found is not None]
@@ -419,8 +410,8 @@ def notes(admin: TopicAdmin, description: LevelTopicDescription) -> tuple[str, .
     return rules.notes(description, policies, admin.broker_settings())
 
 
-def _checked(admin: TopicAdmin, description: LevelTopicDescription) -> _Checked:
-    """Check everything before anything is created, so that a refusal leaves nothing behind."""
+def check_creatable(admin: TopicAdmin, description: LevelTopicDescription) -> _Checked:
+    """Check everything before anything is created; errors as for `create`, as far as is known."""
     description = _as_stored(admin, description)
     members.check_names(description)
     settings = admin.broker_settings()

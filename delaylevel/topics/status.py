@@ -216,16 +216,6 @@ class LevelTopicStatus:
         """Number of entries that are parked in all levels together."""
         return self.entries(Role.LEVEL)
 
-    @property
-    def held_entries(self) -> int:
-        """Number of entries whose target could not be written."""
-        return self.entries(Role.HELD)
-
-    @property
-    def dead_letter_entries(self) -> int:
-        """Number of entries that could not be understood."""
-        return self.entries(Role.DEAD_LETTER)
-
     def tracked_entries(self, role: Role) -> int | None:
         """Return the entries in a topic that belongs to a tracker; None with ``broker``."""
         return self.entries(role) if self.description.cancellable else None
@@ -429,8 +419,8 @@ def backlog_series(part: str, found: Mapping[str, LevelTopicStatus | None]) -> I
         if item is None:
             continue
         lag.add_metric((topic,), item.behind_ms / 1000)
-        held.add_metric((topic,), item.held_entries)
-        dead.add_metric((topic,), item.dead_letter_entries)
+        held.add_metric((topic,), item.entries(Role.HELD))
+        dead.add_metric((topic,), item.entries(Role.DEAD_LETTER))
         for name, entries, _ in item.levels:
             parked.add_metric((topic, name), entries)
         in_window = item.tracked_entries(Role.WINDOW)

@@ -250,7 +250,7 @@ def test_status_has_backlog_and_hand_offs_and_moves_nothing(
     assert at.next_hand_off_ms == hand_off_ms
     nothing = (empty.backlog_entries, empty.oldest_publish_ms, empty.oldest_hand_off_ms)
     assert nothing == (0, None, None)
-    assert (at.held_entries, at.dead_letter_entries) == (1, 2)
+    assert (at.entries(Role.HELD), at.entries(Role.DEAD_LETTER)) == (1, 2)
     others = [row.role for row in at.rows() if row.role is not Role.LEVEL]
     assert others == [Role.HELD, Role.DEAD_LETTER]
 

@@ -34,8 +34,6 @@ def movers(stats: MoverStats, behind_ms: int | None = 0, held: int = 0) -> Any:
         return SimpleNamespace(
             description=description,
             behind_ms=behind_ms,
-            held_entries=held,
-            dead_letter_entries=0,
             tracked_entries=lambda role: 0,
             entries=lambda role: held if role.value == "held" else 0,
             levels=(),

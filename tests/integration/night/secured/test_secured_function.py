@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.model.level_topic import SUBSCRIPTION, Mover
+from delaylevel.model.level_topic import SUBSCRIPTION, Mover, Role
 from support.leaks import command_lines, contents, tokens_in
 from support.world import eventually
 
@@ -93,7 +93,9 @@ def test_a_function_with_its_own_token_has_the_least_privileges(
         sending.create_producer(description.name.partition(0).full).send(b"?")
         producer.send(b"second", deliver_after=3 * unit)
         eventually(lambda: consumer.has(b"second"), instance_log(secured), PATIENCE_S)
-        eventually(lambda: roles.status().dead_letter_entries == 1, "the dead letter", PATIENCE_S)
+        eventually(
+            lambda: roles.status().entries(Role.DEAD_LETTER) == 1, "the dead letter", PATIENCE_S
+        )
         at_work = command_lines(secured.broker.status().pid)
 
         def connected() -> bool:
@@ -108,7 +110,7 @@ def test_a_function_with_its_own_token_has_the_least_privileges(
         token.renew()
         eventually(lambda: consumer.has(b"third"), instance_log(secured), PATIENCE_S)
         eventually(lambda: roles.status().backlog_entries == 0, "acknowledgement", PATIENCE_S)
-        assert roles.status().held_entries == 0
+        assert roles.status().entries(Role.HELD) == 0
         for command in ("status", "delete"):
             code, answer = program(secured, deployer, "mover", command, description.topic)
             assert code == 0, answer

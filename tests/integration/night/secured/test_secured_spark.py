@@ -19,7 +19,7 @@ import pytest
 import urllib3
 
 from delaylevel.broker.process import free_ports
-from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.level_topic import FinalWindow, Role
 from support.leaks import command_lines, contents, tokens_in
 from support.world import eventually
 
@@ -115,9 +115,9 @@ def test_a_job_with_the_least_privileges_moves_messages_and_reveals_no_token(
         everything = (b"level", b"again", b"now", b"window")
         eventually(lambda: running(lambda: consumer.has(*everything)), "all", PATIENCE_S)
         status = roles.status
-        eventually(lambda: status().dead_letter_entries == 1, "the dead letter", PATIENCE_S)
+        eventually(lambda: status().entries(Role.DEAD_LETTER) == 1, "the dead letter", PATIENCE_S)
         eventually(lambda: status().backlog_entries == 0, "acknowledgement", PATIENCE_S)
-        assert status().held_entries == 0
+        assert status().entries(Role.HELD) == 0
 
         # Everything that is visible from outside while the job runs.
         commands = command_lines(job.pid)
@@ -193,7 +193,7 @@ def test_a_job_recovers_from_wrong_and_expired_tokens(
         job.send_signal(signal.SIGTERM)
         assert job.wait(PATIENCE_S) == 0, said()[-5000:]
         status = roles.status()
-        left = status.backlog_entries, status.held_entries, status.dead_letter_entries
+        left = status.backlog_entries, status.entries(Role.HELD), status.entries(Role.DEAD_LETTER)
         assert left == (0, 0, 0)
     # Copies are allowed (at least once), but each has its message's ID.
     assert [body for body, ids in consumer.ids.items() if len(ids) > 1] == []
