@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from delaylevel.errors import BrokerError, InvalidInputError
-from delaylevel.inspection import Inspector, Selection, Window
+from delaylevel.inspection import Selection, Window
 from delaylevel.inspection.live import LiveDispatchers
 from delaylevel.inspection.rows import SCHEMA
 from delaylevel.model.level_topic import SUBSCRIPTION
@@ -230,26 +230,6 @@ def test_messages_released_by_the_journal_are_not_pending(filled: Filled) -> Non
     for exact in (False, True):
         found = look.horizon(exact=exact)
         assert (found.messages, found.exact) == (len(left), True)
-
-
-def test_a_clock_that_is_behind_hides_nothing_in_the_window(memory: MemoryPulsar) -> None:
-    """The broker searches a partition for publish times, as if these always rose."""
-    hour, start_ms = timedelta(hours=1), memory.clock.now_ms()
-
-    def send(name: str, after: timedelta) -> None:
-        with memory.client().create_producer("orders", enable_delay_level_topic=True) as made:
-            made.send(b"x", deliver_after=after, message_id=name, partition_key="k")
-
-    send("first", hour * 0.8)
-    memory.clock.step(-2 * hour)
-    send("behind", hour / 2)
-    memory.clock.step(2 * hour)
-    memory.advance(timedelta(minutes=1))
-    send("last", hour * 0.9)
-    look = Inspector(memory.client(), memory.admin, "orders", clock=memory.clock)
-    later = Selection(due=Window(start_ms + 1_800_000, None))
-    found = [(row.id, row.role) for row in look.rows(later)]
-    assert found == [("first", "window"), ("last", "window")]
 
 
 @pytest.mark.parametrize(
