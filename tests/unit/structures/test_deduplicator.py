@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delaylevel.errors import InvalidInputError
@@ -56,6 +56,8 @@ STEPS = st.lists(
 
 
 @examples(30)
+@example(steps=[("one", (1, 2, 3, 4, 5))], capacity=6)
+@example(steps=[("save", (1, 2, 3, 4, 5))], capacity=6)
 @given(steps=STEPS, capacity=st.sampled_from([2, 6, 40, 300, 10_000]))
 def test_the_deduplicator_behaves_like_plain_sets(
     steps: list[tuple[str, tuple[int, ...]]], capacity: int
