@@ -72,6 +72,10 @@ def stable_id(partition_topic: str, position: Position) -> str:
     return f"{partition_topic.removeprefix('persistent://')}:{position}"
 
 
+# Messages that are nearly due come before held ones, unless they are a day late.
+_HELD_LEAD_MS = 86_400_000
+
+
 @dataclass(frozen=True)
 class SourcePartition:
     """A partition that a mover reads from its oldest message onwards.
@@ -125,7 +129,7 @@ def source_partitions(description: LevelTopicDescription) -> tuple[SourcePartiti
                 lead_ms = description.levels[level].lead_ms
             elif member.role is Role.HELD:
                 level, after_ms = len(description.levels) - 1, description.hold_pause_ms
-                lead_ms = 86_400_000
+                lead_ms = _HELD_LEAD_MS
             else:
                 continue
             topic = member.topic.partition(index).full
