@@ -25,6 +25,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Ro
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position, SourcePartition
 from delaylevel.model.retries import replayed_properties
+from delaylevel.model.router import Router
 
 from .forwarder import Forwarder
 from .hop import open_envelope
@@ -202,7 +203,7 @@ def replay(
                 disposed.append(Disposed(letter, "not tried", ended))
                 continue
             try:
-                mended = _mended(description, source, letter, target, due_ms)
+                mended = _mended(description, source, letter, target, due_ms, steady.now_ms())
                 forwarder.forward(source, mended)
                 found = forwarder.flush()
             except EnvelopeError as error:
@@ -229,6 +230,7 @@ def _mended(
     letter: DeadLetter,
     target: str | None,
     due_ms: int | None,
+    now_ms: int,
 ) -> ParkedMessage:
     """Return the message of a dead letter for a replay."""
     mended = letter.mended(target, due_ms)
@@ -238,6 +240,8 @@ def _mended(
             f"{env.KIND} is {envelope.kind!r}: the target and due time of such a record are those "
             "of its message; replay it without changing them"
         )
+    if due_ms is not None:  # as for a new message: a cancellation could not follow it
+        Router(description.levels).decide(due_ms, now_ms)
     return mended
 
 

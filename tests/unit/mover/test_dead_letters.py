@@ -129,6 +129,13 @@ def test_a_letter_without_our_properties_is_replayed_with_a_target_and_a_due_tim
     assert (world.letters(), world.backlog()) == ([], 0)
 
 
+def test_no_letter_is_replayed_for_a_time_beyond_the_longest_level(world: World) -> None:
+    world.store(b"value")
+    (refused,) = world.replay(due_ms=world.memory.clock.now_ms() + 10_000 * HOUR_MS)
+    assert (refused.done, world.letters(), world.stored()) == (False, [b"value"], {})
+    assert "is beyond the longest level (30d)" in refused.reason
+
+
 def test_a_letter_without_an_id_is_known_by_the_place_where_it_was_read(world: World) -> None:
     world.store(b"value", **{ID: "", SOURCE: PLACE})
     assert [one.done for one in world.replay()] == [True]
