@@ -33,7 +33,7 @@ from .context import ClusterContext, Finding, LevelTopicContext, State
 __all__ = ["CHECKS", "Finding", "Problem", "State", "examine"]
 
 Context = TypeVar("Context")
-_AS_IT_SAYS = "do what it says (docs/lifecycle.md)"
+_AS_IT_SAYS = "do what it says (docs/lifecycle.md; for versions, docs/operations.md)"
 
 TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Finding]], ...] = (
     ("partitions", checks.partitions),
