@@ -74,8 +74,8 @@ night: test ## Run everything, also what takes minutes; SEED=… repeats the sea
 		--hypothesis-seed=$(FIRST) tests/unit -k "model or live_view or pausing" $(PYTEST_ARGS)
 
 torture: fetch ## Break everything at random for MINUTES=30 (SEED=… repeats a run), and audit each message
-	PYTHONPATH=tests $(BIN)/python -m torture --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0) \
-		--json $(or $(JSON),artifacts/torture.json)
+	TORTURE_MINUTES=$(or $(MINUTES),30) TORTURE_SEED=$(or $(SEED),0) \
+		$(BIN)/python -m pytest -s tests/torture/night $(PYTEST_ARGS)
 
 walk: fetch ## Type README and Getting started as a new user, with `run` and with Spark, and time it
 	$(BIN)/python -m pytest -s tests/docs/night/test_walk.py

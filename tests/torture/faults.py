@@ -69,37 +69,33 @@ _IS: dict[str, Callable[[psutil.Process], bool]] = {
 }
 
 
-def _one(which: str, tree: list[psutil.Process], chosen: random.Random) -> psutil.Process | None:
-    """Return the process of a part itself, or one of this kind that it has started."""
-    found = [] if which else tree[:1]
-    for each in tree if which else ():
-        with contextlib.suppress(psutil.Error):
-            if _IS[which](each):
-                found.append(each)
-    return chosen.choice(found) if found else None
-
-
-def _there(kind: str, which: str, scene: Scene) -> list[Victim]:
-    found = scene.victims(kind)
-    return [part for part in found if _one(which, part.tree(), random.Random(0))]
+def _there(kind: str, which: str, scene: Scene) -> list[tuple[Victim, psutil.Process]]:
+    """Return the processes of some parts themselves, or those of a kind that they have started."""
+    found = []
+    for part in scene.victims(kind):
+        tree = part.tree()
+        for each in tree if which else tree[:1]:
+            with contextlib.suppress(psutil.Error):
+                if not which or _IS[which](each):
+                    found.append((part, each))
+    return found
 
 
 def _kill(kind: str, which: str, scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    chosen.choice(_there(kind, which, scene)).kill(lambda tree: _one(which, tree, chosen))
+    part, process = chosen.choice(_there(kind, which, scene))
+    part.kill(process)
 
 
 def _suspend(kind: str, which: str, scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    victim = _one(which, chosen.choice(_there(kind, which, scene)).tree(), chosen)
-    if victim is None:
-        return
+    _, process = chosen.choice(_there(kind, which, scene))
 
     def resume() -> None:
         with contextlib.suppress(psutil.Error):
-            victim.resume()
+            process.resume()
 
     undo.callback(resume)
     with contextlib.suppress(psutil.Error):
-        victim.suspend()
+        process.suspend()
 
 
 def _signals(kind: str, which: str, weight: float) -> tuple[Fault, Fault]:
@@ -436,16 +432,3 @@ ALL: tuple[Fault, ...] = (
     Fault("disk full", (12.0, 20.0), _fill, weight=2.0, possible=_dispatchers),
     Fault("tokens expire", (TOKEN_S + 1, TOKEN_S + 8), _expire, 2.0, possible=lambda on: on.token),
 )
-
-
-def named(names: tuple[str, ...]) -> tuple[Fault, ...]:
-    """Return the faults with these names; all if there are none.
-
-    Raises:
-        ValueError: a name is unknown.
-    """
-    known = {fault.name: fault for fault in ALL}
-    unknown = set(names) - known.keys()
-    if unknown:
-        raise ValueError(f"no fault {', '.join(sorted(unknown))}; known: {', '.join(known)}")
-    return tuple(known[name] for name in names) or ALL

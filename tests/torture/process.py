@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -24,8 +24,6 @@ _AGAIN_S = 1.0
 _STOP_S = 60.0
 # A worker that has just started may not know its functions yet.
 _WORKER_S = 120.0
-
-Choose = Callable[[list[psutil.Process]], psutil.Process | None]
 
 
 class Victim:
@@ -42,12 +40,10 @@ class Victim:
         """ID of the process; None if it does not run."""
         return next((each.pid for each in self.tree()), None)
 
-    def kill(self, choose: Choose) -> None:
-        """Kill one process of the tree, if there is one."""
-        found = choose(self.tree())
-        if found is not None:
-            with contextlib.suppress(psutil.Error):
-                found.kill()
+    def kill(self, process: psutil.Process) -> None:
+        """Kill one process of the tree."""
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
     def end(self) -> None:
         """Kill everything."""
@@ -123,10 +119,10 @@ class Part(Victim):
                 return [process, *process.children(recursive=True)]
         return []
 
-    def kill(self, choose: Choose) -> None:
+    def kill(self, process: psutil.Process) -> None:
         with self._lock:
             self._expected = True
-            super().kill(choose)
+            super().kill(process)
 
     def stop(self) -> None:
         """End the process by SIGTERM, and do not start it again."""

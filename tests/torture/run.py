@@ -17,7 +17,7 @@ from delaylevel.errors import BrokerError, DelayLevelError
 from delaylevel.model.outcome import Outcome
 from support.world import quiet_client, stored_messages
 
-from .faults import Fault, Undo
+from .faults import ALL, Fault, Undo
 from .invariants import Violation, violations
 from .ledger import Cancelled, LedgerReader, now_ms
 from .scene import Scene, StageError
@@ -81,14 +81,17 @@ class Result:
         """True if everything that is promised was kept."""
         return not self.violations and not self.unfinished
 
+    @property
+    def faults(self) -> Counter[str]:
+        """Number of faults that were injected, by kind."""
+        return Counter(blow.kind for blow in self.blows if blow.lasted_s or not blow.failure)
+
     def as_json(self) -> str:
         """Return everything, with the number of violations of each rule, and the first ones."""
         values = {
             **asdict(self),
             "ok": self.ok,
-            "faults": Counter(
-                blow.kind for blow in self.blows if blow.lasted_s or not blow.failure
-            ),
+            "faults": self.faults,
             "blows": [blow._asdict() for blow in self.blows],
             "violations": Counter(each.rule for each in self.violations),
             "examples": [each._asdict() for each in self.violations[:200]],
@@ -99,7 +102,7 @@ class Result:
 class Torture:
     """A run."""
 
-    def __init__(self, scene: Scene, faults: tuple[Fault, ...], minutes: float) -> None:
+    def __init__(self, scene: Scene, minutes: float, faults: tuple[Fault, ...] = ALL) -> None:
         self.scene = scene
         self._faults = faults
         self._chosen = random.Random(scene.seed)
