@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import pulsar
 
@@ -52,7 +52,9 @@ _NOT_STORED = frozenset(
         "TopicTerminated",
     }
 )
-_DUE = attrgetter("due_ms")
+# What all copies of a message have in common.
+_COPIED = attrgetter("id", "target", "key")
+Copy = TypeVar("Copy")
 _HELD = "its target could not be written: the message is held"
 _SENT_DIRECTLY = "it was due when it was sent, and went straight to its topic"
 
@@ -150,15 +152,19 @@ def waiting_under(
     return waiting, list(held.values())
 
 
-def first_copies(receipts: Iterable[Receipt]) -> list[Receipt]:
-    """Return receipts in due order; of the copies of a message, that of the first one.
+def first_copies(found: Iterable[Copy]) -> list[Copy]:
+    """Return receipts or rows in due order; of the copies of a message, the first one.
 
     Only that one would be released. Once it is cancelled, the others are dropped as copies of it.
     """
     # Of two with one due time, the later one: a mover may have forwarded the message meanwhile.
-    latest_first = sorted(receipts, key=_DUE, reverse=True)
-    found = {receipt.name[:3]: receipt for receipt in latest_first}
-    return sorted(found.values(), key=_DUE)
+    latest_first = sorted(found, key=_due, reverse=True)
+    first = {_COPIED(one): one for one in latest_first}
+    return sorted(first.values(), key=_due)
+
+
+def _due(copy: Any) -> int:
+    return copy.due_ms or 0  # a row that cannot be read has no due time
 
 
 def check_scheduled(deliver_at: object, deliver_after: object) -> None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from delaylevel import changes
@@ -20,7 +19,7 @@ from delaylevel.model.formatting import parse_duration
 from delaylevel.model.level_topic import ALL, LevelTopicDescription, named_in
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
-from delaylevel.producer.receipts import check_cancellable
+from delaylevel.producer.receipts import check_cancellable, first_copies
 from delaylevel.topics import lifecycle
 from delaylevel.topics.registry import describe
 from delaylevel.web.reports import ActionReport, ActionTopic, QueryRefusedError
@@ -198,14 +197,11 @@ def _choice(
     action: str, description: LevelTopicDescription, rows: Sequence[PendingRow]
 ) -> ActionReport:
     """Return messages that match, each with its receipt unless it is held."""
-    # As receipts: of copies, the one that is due first.
-    messages: dict[tuple[str | None, ...], PendingRow] = {}
-    for row in rows:
-        messages.setdefault((row.id, row.target, row.key), row)
+    messages = first_copies(rows)
     if not messages:
         return ActionReport(404, "No pending message matches.")
     views: list[dict[str, Any]] = []
-    for row in islice(messages.values(), _SHOWN):
+    for row in messages[:_SHOWN]:
         view = {name: getattr(row, name) for name in _VIEW}
         receipts, _ = changes.receipts_of(description, [row])
         view |= {"receipt": str(receipts[0])} if receipts else {"held": "it cannot be changed"}
