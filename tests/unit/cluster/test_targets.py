@@ -277,14 +277,6 @@ def test_a_target_may_refuse_before_there_are_messages() -> None:
     assert world.refusal == NO_RECEIVER
 
 
-def test_a_message_without_an_answer_is_not_stored() -> None:
-    world = World()
-    world.settle(1)
-    producer = world.sent(2, 3)
-    producer.answer(only=slice(1))
-    assert world.outcomes() == [(2, "stored")]
-
-
 def test_messages_that_are_too_large_together_are_sent_alone() -> None:
     """The client limits a batch by its payloads only, and the broker with all properties."""
     world = World()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from delaylevel.cluster.scheduler import Scheduler
-from delaylevel.dispatcher.host import WAKE, EventQueue
+from delaylevel.dispatcher.host import WAKE, EventQueue, Turns
 from delaylevel.dispatcher.owner import OwnerTask
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
+from support.world import eventually
 
 TIMEOUT_S = 30
 
@@ -130,14 +131,7 @@ def released(owner: Owner) -> None:
     """Let a message be due now, and wait until it is released."""
     owner.released_ms = None
     owner.send_later(SystemClock().now_ms())
-    wait_for(lambda: owner.released_ms is not None)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    eventually(lambda: owner.released_ms is not None, "the owner")
 
 
 @pytest.mark.parametrize("call", ["take_over", "take_in", "tidy_up"])
@@ -203,7 +197,7 @@ def test_a_partition_at_rest_sees_that_the_clock_was_corrected(scheduler: Schedu
     task = started(owner, scheduler)
     assert owner.arrived.wait(TIMEOUT_S)
     owner.next_step_ms = SystemClock().now_ms()
-    wait_for(lambda: owner.released_ms is not None)
+    eventually(lambda: owner.released_ms is not None, "the owner")
     task.stop()
     task.join()
 
@@ -216,7 +210,7 @@ def test_a_calm_partition_looks_at_everything_when_the_next_message_is_due(
     owner.next_send_ms = SystemClock().now_ms() + 600
     owner.next_look_s = time.monotonic() + 0.54
     task = started(owner, scheduler)
-    wait_for(lambda: len(owner.looked_ms) > 1)
+    eventually(lambda: len(owner.looked_ms) > 1, "the owner")
     assert owner.looked_ms[1] >= owner.next_send_ms
     task.stop()
     task.join()
@@ -243,3 +237,26 @@ def test_an_answer_of_a_target_wakes_an_owner_that_would_not_look_soon(
     assert events.rest(until_s, 0.02) < until_s - 30
     events.take_answered()
     assert events.rest(until_s, 0.02) == until_s
+
+
+def test_waiting_threads_work_in_the_order_of_their_ranks_also_while_one_writes() -> None:
+    turns, order, threads = Turns(), list[int](), list[threading.Thread]()
+
+    def work(rank: int) -> None:
+        with turns.take(rank):
+            order.append(rank)
+
+    with turns.take(9):
+        for rank in (3, 1, 2, 1):
+            threads.append(threading.Thread(target=work, args=(rank,)))
+            threads[-1].start()
+            eventually(lambda: len(turns._waiting) == len(threads), "the thread")
+        assert order == []
+        with turns.pause():
+            for thread in threads:
+                thread.join(60)
+        order.append(9)
+    with pytest.raises(ValueError, match="failed"), turns.take(9):
+        raise ValueError("failed")
+    work(5)  # it is free again
+    assert order == [1, 1, 2, 3, 9, 5]

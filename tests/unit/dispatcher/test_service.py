@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections import Counter
@@ -46,43 +45,26 @@ def served(membership: Any, name: str = "orders", **more: Any) -> ServedTopic:
 
 
 @pytest.mark.parametrize("before", [None, 0o777])
-def test_only_the_user_can_enter_the_folder_of_a_process(
-    tmp_path: Path, before: int | None
+def test_a_folder_is_its_own_users_and_deleted_once_its_process_does_not_run(
+    before: int | None, tmp_path: Path
 ) -> None:
-    """Create the folder, or tighten one that appeared after the start."""
-    dispatcher = dispatcher_in(tmp_path / "spill")
-    folder = dispatcher._directory
-    found: list[int] = []
-
-    def tick() -> None:
-        found.append(folder.stat().st_mode & 0o777)
-        dispatcher.stop()
-
-    umask = os.umask(0)
-    try:
-        if before is not None:
-            folder.mkdir(before, parents=True)
-        dispatcher.run(tick)
-    finally:
-        os.umask(umask)
-    assert found == [0o700]
-    assert not folder.exists()
-
-
-def test_only_files_of_dispatchers_that_do_not_run_are_deleted(tmp_path: Path) -> None:
-    """The first process of each container has the same ID."""
+    """The first process of each container has the same ID; another one may have made the folder."""
     dispatcher = dispatcher_in(tmp_path)
     old = tmp_path / "dispatcher-1"  # of a process that has ended, and not of the present one
-    found: list[bool] = []
+    found: list[Any] = []
 
     def tick() -> None:
         old.mkdir()
         dispatcher_in(tmp_path)
-        found.extend((old.exists(), dispatcher._directory.exists()))
+        found.extend((old.exists(), dispatcher._directory.stat().st_mode & 0o777))
         dispatcher.stop()
 
+    if before is not None:
+        dispatcher._directory.mkdir(before)
+        dispatcher._directory.chmod(before)
     dispatcher.run(tick)
-    assert found == [False, True]
+    assert found == [False, 0o700]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_of_a_dispatcher_that_starts_are_not_deleted(

@@ -229,14 +229,6 @@ def test_a_row_that_exceeds_the_budget_comes_through_a_full_disk(tmp_path: Path)
     assert fix.store.read_due(T0, 10)[1] == [big]
 
 
-def test_rows_that_are_in_memory_anyway_are_not_refused(tmp_path: Path) -> None:
-    fix = Fixture(tmp_path, opener=SmallDisk(0))
-    fix.add_until_refused()
-    rows = np.array([[T0] * 2, [6] * 2, [0, 1]])
-    fix.store.append(rows, [bytes(100_000)] * 2, force=True)
-    assert len(fix.store.read_due(T0, 10)[1]) == 2
-
-
 # --- permissions
 
 
