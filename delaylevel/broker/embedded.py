@@ -146,7 +146,7 @@ class EmbeddedBroker:
             token=SecretStr(self._token) if self._token else None,
         )
 
-    def start(self, *, timeout_seconds: float = 120) -> BrokerStatus:
+    def start(self, *, timeout_seconds: float = 300) -> BrokerStatus:
         """Start the broker and wait until it is healthy and has its default namespace.
 
         Args:

@@ -1,11 +1,9 @@
-"""The glossary, the rules of clusters and the picture of the pages are complete."""
+"""The glossary and the rules of clusters are complete."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-
-import pytest
 
 from delaylevel.cluster.rules import OURS, RULES
 
@@ -35,8 +33,3 @@ def test_the_table_has_the_rules_of_the_code() -> None:
 def test_the_page_names_every_policy_of_our_topics() -> None:
     (row,) = re.findall(r"\| topic policies \|.*", OPERATIONS)
     assert row.count("`set-") == sum(value is not None for value in vars(OURS).values()) + 1
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/concepts.md"])
-def test_the_path_of_a_message_is_shown(page: str) -> None:
-    assert "images/message-path.svg)" in (ROOT / page).read_text(encoding="utf-8")

@@ -1,9 +1,8 @@
-"""Tests of ``delaylevel run`` as a program: stopped, killed, suspended, on standby, from cron."""
+"""A test of ``delaylevel run`` as a program: its HTTP service, a standby, and the end of both."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 
 import pytest
 
@@ -18,29 +17,11 @@ from support.run import (
     conditions,
     create,
     end,
-    found,
-    park,
     said,
-    started,
 )
 from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
-
-
-def test_it_moves_and_releases_until_it_is_stopped(world: RealWorld, cli_process: Start) -> None:
-    description = create(world)
-    (orders,) = description.targets
-    process = started(world, cli_process, description)
-    bodies = park(world, orders, 300, 1_200, 5_000)
-    world.eventually(lambda: found(world, orders).keys() == bodies, "all messages")
-    process.terminate()
-    assert end(process) == 0, said(process)
-    assert found(world, orders) == Counter(bodies)
-    assert "300 messages moved, 300 released." in said(process)
-    assert f"{description.topic}: moving its messages" in said(process)
-    assert Owners(world, description).mover() == 0
-    assert Owners(world, description).window() == {0}
 
 
 def test_its_http_service_tells_of_mover_and_dispatcher(
@@ -101,3 +82,5 @@ def test_its_http_service_tells_of_mover_and_dispatcher(
     for each in (process, second):
         each.terminate()
         assert end(each) == 0, said(each)
+    owners = Owners(world, description)
+    assert (owners.mover(), owners.window()) == (0, {0})

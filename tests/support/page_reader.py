@@ -11,7 +11,7 @@ The info string of a fence has options for its block:
                     begins with ``# some/file.py`` is written to that file
 ``background``      Python that needs a broker and runs until Ctrl-C, while later blocks run
 ``needs-NAME``      Python that runs where the package NAME is installed (test_examples.py)
-``walked``          a step of a new user: night/test_walk.py types it, and has more such options
+``walked``          a step of a new user: test_walk.py types it (`walk` has more such options)
 ``pytest``          a file of a project, ``# some/file.py``, whose tests test_examples.py runs
 
 ``sh`` blocks are commands. In ``console`` blocks commands begin with ``$``, and the lines below a
@@ -88,13 +88,8 @@ class Reader:
         self.folder = folder
         self.connection = connection
         self.words = {
-            "--service-url pulsar://broker.example:6650": (
-                f"--service-url {connection.service_url} --admin-url {connection.admin_url}"
-            ),
-            "pulsar://broker.example:6650": connection.service_url,
             "pulsar://localhost:6650": connection.service_url,
             "http://localhost:8080": connection.admin_url,
-            "http://broker.internal:8080": connection.admin_url,
             "/var/lib/delaylevel": str(folder / "var"),
             "/data/": f"{folder}/data/",
         }

@@ -21,7 +21,7 @@ GROUPS = {
     # These share a broker with a functions worker.
     "functions": ("integration/functions/",),
 }
-_ORDER = (*GROUPS, "integration/", "contract/", "docs/", "unit/")
+_ORDER = (*GROUPS, "docs/test_walk", "integration/", "contract/", "docs/", "unit/")
 
 
 def group(node_id: str) -> str:
