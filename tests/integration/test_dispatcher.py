@@ -17,7 +17,7 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import Role
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from support.fakes import JumpingClock
+from support.fakes import SkewedClock
 from support.run import create
 from support.world import RealWorld
 
@@ -32,7 +32,7 @@ LEVELS = Levels(
 def test_release_is_by_due_time_then_order_of_sending_and_never_early(
     kind: Any, world: RealWorld
 ) -> None:
-    jumping = JumpingClock()
+    jumping = SkewedClock()
     description = create(world, LEVELS, window_partitions=1)
     consumer = world.plain_client.subscribe(description.targets[0], "application", kind)
     begin_ms = jumping.now_ms() + 300_000

@@ -183,12 +183,8 @@ class Cluster:
     @property
     def connection(self) -> Connection:
         """The addresses of all brokers."""
-        return self.connection_to(*self.broker_nodes)
-
-    def connection_to(self, *brokers: Node) -> Connection:
-        """Return the addresses of some brokers."""
-        hosts = [each.service_url.removeprefix("pulsar://") for each in brokers]
-        webs = [each.admin_url.removeprefix("http://") for each in brokers]
+        hosts = [each.service_url.removeprefix("pulsar://") for each in self.broker_nodes]
+        webs = [each.admin_url.removeprefix("http://") for each in self.broker_nodes]
         return Connection(
             service_url="pulsar://" + ",".join(hosts), admin_url="http://" + ",".join(webs)
         )
@@ -211,7 +207,7 @@ class Cluster:
             self.place(namespace, broker)
             for each in self.broker_nodes:
                 path = f"/admin/v2/persistent/{namespace}/{each.name}"
-                self.eventually(
+                eventually(
                     lambda each=each, path=path: self._status(each, path, "PUT") in (204, 409),
                     f"a topic at {broker.name} by way of {each.name}",
                     _START_S,
@@ -322,7 +318,7 @@ class Cluster:
                 return str(self._ask(f"/lookup/v2/topic/{path}/bundle"))
             return ""
 
-        return str(self.eventually(found, f"the bundle of {topic}"))
+        return str(eventually(found, f"the bundle of {topic}"))
 
     def place(self, namespace: str, broker: Node) -> None:
         """Move all topics of a namespace to one broker."""
@@ -348,9 +344,7 @@ class Cluster:
                 return self.owner(probe) is broker
             return False
 
-        self.eventually(moved, f"the move of {namespace} to {broker.name}", 120)
-
-    eventually = staticmethod(eventually)
+        eventually(moved, f"the move of {namespace} to {broker.name}", 120)
 
     # -- configuration
 

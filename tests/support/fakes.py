@@ -42,13 +42,15 @@ class HandClock(ManualClock):
 
 
 class SkewedClock:
-    """A clock with a constant difference from that of the machine.
+    """A clock that goes on like the machine's, with a difference from it that a test may increase.
+
+    So due times can be far away while a test prepares them, however busy the machine is.
 
     Args:
         ahead_ms: the difference, in ms; negative for a clock that is behind.
     """
 
-    def __init__(self, ahead_ms: int) -> None:
+    def __init__(self, ahead_ms: int = 0) -> None:
         self._ahead_ms = ahead_ms
         self._clock = SystemClock()
 
@@ -57,26 +59,12 @@ class SkewedClock:
         return self._clock.now_ms() + self._ahead_ms
 
     def monotonic_s(self) -> float:
-        """Return the monotonic time of the machine, in s."""
-        return self._clock.monotonic_s()
-
-
-class JumpingClock(SkewedClock):
-    """A clock that goes on like the machine's, and skips the time for which a test need not wait.
-
-    So due times can be far away while a test prepares them, however busy the machine is.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(0)
+        """Return a monotonic time, in s."""
+        return self._clock.monotonic_s() + self._ahead_ms / 1000
 
     def advance(self, ms: int) -> None:
         """Let a number of ms pass at once."""
         self._ahead_ms += ms
-
-    def monotonic_s(self) -> float:
-        """Return a monotonic time, in s."""
-        return self._clock.monotonic_s() + self._ahead_ms / 1000
 
 
 # -- level topics

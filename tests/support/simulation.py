@@ -900,6 +900,11 @@ class Simulation:
         self.broker.answer()
         self.wait(seconds)
 
+    def rounds(self, count: int, seconds: float = 0.05) -> None:
+        """Let several rounds pass."""
+        for _ in range(count):
+            self.round(seconds)
+
     def turn_several(self, turns: int) -> None:
         """Let the process and its slow work take turns."""
         for _ in range(turns):

@@ -43,15 +43,13 @@ def test_what_was_due_at_a_takeover_is_not_cancelled_before_its_release(
     assert work(run) == {}
     run.wait(max(due_in_ms, 0) / 1000)
     assert work(run) == {}
-    for _ in range(20):
-        run.round()
+    run.rounds(20)
     assert work(run) == {"id-0": {"too late"}}
 
 
 def test_what_waits_for_the_end_of_a_pause_is_cancelled_after_a_takeover(run: Simulation) -> None:
     run.send(1, ORDERS, too_big=False)
-    for _ in range(40):
-        run.round(0.25)
+    run.rounds(40, 0.25)
     run.pause(ORDERS)
     run.send(2, ORDERS, too_big=False, due_in_ms=(0, 60_000))
     work(run)
@@ -66,8 +64,7 @@ def test_what_waits_for_the_end_of_a_pause_is_cancelled_after_a_takeover(run: Si
     assert work(run) == before
     # After the pause, one message is sent to the target. Now all may have been.
     run.resume()
-    for _ in range(20):
-        run.round()
+    run.rounds(20)
     run.takeover(random.Random(0))
     run.pause(ORDERS)
     run.add("as the second", ORDERS, 0, b"x", due_in_ms=waits_ms - run.clock.now_ms())
@@ -100,8 +97,7 @@ def test_what_was_sent_by_a_clock_that_was_ahead_is_not_cancelled_after_a_takeov
 ) -> None:
     run = Simulation(numbered, tmp_path)
     run.send(1, ORDERS, too_big=False)
-    for _ in range(20):
-        run.round(0.1)
+    run.rounds(20, 0.1)
     run.clock.ahead_ms = 60_000
     run.send(2, ORDERS, too_big=False, due_in_ms=(10, 60_000))
     run.wait(0.01)
@@ -127,8 +123,7 @@ def test_a_message_that_waits_for_its_target_is_cancelled(run: Simulation) -> No
     run.cancel(1, ORDERS)
     assert work(run) == {"id-1": {"cancelled"}}
     run.resume()
-    for _ in range(20):
-        run.round()
+    run.rounds(20)
     assert run.broker.topics[ORDERS].delivered == ["id-0", "id-2"]
 
 

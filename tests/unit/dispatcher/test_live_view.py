@@ -90,11 +90,9 @@ def test_cancelled_messages_are_counted_until_they_leave(tmp_path: Path) -> None
     names = run.send(4, ORDERS, too_big=False, due_in_ms=(1_000, 2_000, 3_000, 9_000))
     for index, due_in_ms in ((1, 2_000), (3, 9_000), (4, 20_000)):  # one never comes
         run.cancel(index, ORDERS, due_in_ms)
-    for _ in range(6):
-        run.round(0)
+    run.rounds(6, 0)
     assert viewed(run) == ([*names, "id-4"], 2, 1)
-    for _ in range(10):
-        run.round(0.5)
+    run.rounds(10, 0.5)
     assert viewed(run) == ([names[3], "id-4"], 1, 1)
 
 

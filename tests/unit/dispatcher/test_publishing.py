@@ -40,8 +40,7 @@ def opened(run: Simulation, targets: Sequence[str] = (ORDERS,)) -> Simulation:
     """Return a simulation with an open producer for some targets, and nothing in flight."""
     for target in targets:
         run.send(1, target, too_big=False)
-    for _ in range(20):
-        run.round(0.1)
+    run.rounds(20, 0.1)
     assert not run.publisher.busy
     return run
 
@@ -209,8 +208,7 @@ def test_the_records_of_a_fraction_of_a_second(run: Simulation) -> None:
     opened(run, TARGETS)
     before = len(kinds(run))
     run.send(20, ORDERS, too_big=False, due_in_ms=range(40, 240, 10))
-    for _ in range(100):
-        run.round(0.01)
+    run.rounds(100, 0.01)
     assert len(delivered(run)) == 21
     found = kinds(run)[before:]
     if run.numbered:
@@ -320,8 +318,7 @@ def test_what_the_journal_calls_released_is_not_published_again_when_its_id_is_f
     monkeypatch.setattr(Simulation, "remember", 2)
     run.takeover(random.Random(0))
     run.send(10, ORDERS, too_big=False, due_in_ms=(60_000, 10, 10))  # some hold the low watermark
-    for _ in range(20):
-        run.round()
+    run.rounds(20)
     run.takeover(random.Random(0))
     run.settle()
     assert sorted(delivered(run)) == sorted(run.sent)
@@ -352,8 +349,7 @@ def test_targets_are_opened_some_time_before_the_next_message(run: Simulation) -
     run.wait(59.5)
     run.round(0.15)
     assert not run.pool.producer(TargetKey(ORDERS)).state.is_open
-    for _ in range(4):
-        run.round(0.05)
+    run.rounds(4, 0.05)
     assert run.clock.now_ms() < run.window[-1].due_ms
     assert run.pool.producer(TargetKey(ORDERS)).state.is_open
     assert run.journal.proof_age_s < 1

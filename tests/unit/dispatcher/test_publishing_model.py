@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pulsar
 import pytest
@@ -25,7 +24,6 @@ from support.seeds import examples
 from support.simulation import (
     TARGETS,
     TOO_BIG,
-    BatchingProducer,
     Producer,
     Simulation,
     target_of,
@@ -310,39 +308,8 @@ def test_nothing_is_lost_or_published_twice_in_a_burst(
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._PREPARED", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
     monkeypatch.setattr(TargetState.OPENING, "stops_from", 3)
-    small_entries(monkeypatch)
+    monkeypatch.setitem(KEY_BATCHED_SETTINGS, "batching_max_messages", 3)
     search_runs(numbered, False)
-
-
-def test_nothing_is_lost_with_a_client_that_ends_its_batches_early(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    small_entries(monkeypatch)
-    batches_end_early(monkeypatch)
-    search_runs(False, False)
-
-
-def test_a_confirmation_of_another_entry_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_entries(monkeypatch)
-    batches_end_early(monkeypatch)
-    # The first two messages are stored, and the third one is in an entry that fails.
-    actions = [("publish", 0, 3), ("store", 0, 1), ("confirm", 0, 1), ("fail", 0, 0)]
-    run_all(False, False, actions)
-
-
-def batches_end_early(patch: pytest.MonkeyPatch) -> None:
-    send = BatchingProducer.send_async
-
-    def send_async(self: BatchingProducer, message: Any, callback: Any) -> None:
-        send(self, message, callback)
-        if message.data().endswith(b"1"):
-            self.end_batch()
-
-    patch.setattr(BatchingProducer, "send_async", send_async)
-
-
-def small_entries(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(KEY_BATCHED_SETTINGS, "batching_max_messages", 3)
 
 
 # -- examples
@@ -383,8 +350,7 @@ def test_messages_wait_for_a_target_that_fails_over_and_delay_no_other(
     away, near = (run.broker.topics[target] for target in TARGETS)
     for target in TARGETS:
         run.send(1, target, too_big=False)
-    for _ in range(6):
-        run.round(0.5)
+    run.rounds(6, 0.5)
     run.lose(TARGETS[0], 0)
     for number in range(80):  # 40 s
         for target in TARGETS:
@@ -394,7 +360,6 @@ def test_messages_wait_for_a_target_that_fails_over_and_delay_no_other(
         assert len(near.delivered) == number + 2
     assert away.delivered == ["id-0"]
     run.fail_over()
-    for _ in range(12):
-        run.round(0.5)
+    run.rounds(12, 0.5)
     assert away.delivered == [f"id-{number}" for number in range(0, len(run.sent), 2)]
     assert run.description.held_topic.partition(0).full not in run.broker.topics
