@@ -18,7 +18,7 @@ from typing import Any
 import pulsar
 
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMetadata, TopicPolicies
-from delaylevel.errors import BrokerUnreachableError, NotFoundError
+from delaylevel.errors import NotFoundError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.position import Position
@@ -314,20 +314,12 @@ class FakeClient:
 
 
 class FakeAdmin:
-    """An admin client for which each topic exists, with our subscription.
-
-    Attributes:
-        away: True if no broker answers.
-    """
-
-    away = False
+    """An admin client for which each topic exists, with our subscription."""
 
     def within(self, timeout_s: float) -> FakeAdmin:
         return self
 
     def topic_exists(self, topic: TopicName) -> bool:
-        if self.away:
-            raise BrokerUnreachableError("nothing answers")
         return True
 
     def schemas(self, topic: TopicName) -> list[Any]:
