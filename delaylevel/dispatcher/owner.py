@@ -24,10 +24,10 @@ from typing import Any
 from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.cluster.own_producers import DeadLetterTopic
+from delaylevel.cluster.own_producers import DeadLetterTopic, OwnProducers
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler
 from delaylevel.cluster.targets.pool import TargetPool
-from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
+from delaylevel.dispatcher.journal.records import LowWatermark, entry_of
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.publishing.flights import Flights, SetAsideTopics
@@ -49,8 +49,8 @@ from delaylevel.structures.segments.pending import (
 from delaylevel.topics.registry import keep_dead_letters
 
 from .assignment import window_sources
-from .delay_queue import UNCLEAR_MS, DelayQueue, RecentReleases
-from .fetcher import CAUGHT_UP, EntryEnd, Fetcher
+from .delay_queue import UNCLEAR_MS, CancelRequest, DelayQueue, RecentReleases
+from .fetcher import CAUGHT_UP, Fetcher
 from .host import PUBLISHING, TURNS, Host
 from .record import FetchedBatch, recorder_of
 
@@ -284,8 +284,9 @@ class PartitionOwner:
         partitions = TargetPartitions(host) if numbered else None
         flights = Flights(host, delay_queue, pool, journal, set_aside, numbered=numbered)
         self._publisher = BatchPublisher(host, delay_queue, pool, flights, partitions)
-        self.desk = CancellationDesk(host, delay_queue, journal, self._source)
-        opened.callback(self.desk.close)
+        outcomes: OwnProducers[CancelRequest] = OwnProducers(host.client, "", host.loop)
+        opened.callback(outcomes.close)
+        self.desk = CancellationDesk(host, delay_queue, journal, outcomes, self._source)
 
     def _open_queue(self, journal: Journal, description: LevelTopicDescription) -> DelayQueue:
         """Return a delay queue without messages, with the state at the end of the journal."""
@@ -372,8 +373,8 @@ class PartitionOwner:
             if isinstance(event, FetchedBatch):
                 fetched += 1
                 self._offer(event)
-            elif isinstance(event, EntryEnd):
-                self._checkpoints.entry_end = pack(event.ledger_id, event.entry_id)
+            elif isinstance(event, int):
+                self._checkpoints.entry_end = event
             elif event is CAUGHT_UP:
                 self._end_recovery()
                 self.stats.set(caught_up=True)
@@ -634,6 +635,7 @@ class OwnerTask:
 
     Attributes:
         failure: the error that ended it; None while it runs and after a stop.
+        ended: set once the partition is given up.
     """
 
     def __init__(
@@ -651,7 +653,7 @@ class OwnerTask:
         self._on_end = on_end
         self._opened = contextlib.ExitStack()
         self._stopping = threading.Event()
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         self._phase: Callable[[], float] = self._take_over
         self._task = scheduler.task(self._step, f"owner {owner.topic}")
         self.events.on_event = self._task.wake
@@ -674,14 +676,6 @@ class OwnerTask:
         self._stopping.set()
         self._task.wake()
 
-    def is_alive(self) -> bool:
-        """Return True until the partition is given up."""
-        return not self._ended.is_set()
-
-    def join(self) -> None:
-        """Wait until the partition is given up."""
-        self._ended.wait()
-
     def _step(self) -> float:
         try:
             with translate_errors():
@@ -691,7 +685,7 @@ class OwnerTask:
             if not isinstance(error, FAILURES):  # the dispatcher logs those
                 log.exception("window partition %s", self.owner.topic)
             until_s = self._begin(self._close)
-        if self._ended.is_set():
+        if self.ended.is_set():
             return NEVER
         self._task.is_quick = self._phase == self._serve and self.owner.caught_up
         return until_s
@@ -803,6 +797,6 @@ class OwnerTask:
                 self.owner.close()
             finally:
                 self._task.end()
-                self._ended.set()
+                self.ended.set()
                 self._on_end()
         return NEVER

@@ -1,8 +1,8 @@
 """Messages of the window topic in the form in which the delay queue keeps them.
 
 A record is a plain tuple of values that can be marshalled, because the queue may write it to disk,
-or one with the fields of `PackedRecord`, which has its stored form already. `WindowMessage` names
-the fields of the former. The first two identify the message among its copies.
+or one of `PACKED_FIELDS` values, which has its stored form already. `WindowMessage` names those of
+the former. The first two identify the message among its copies.
 """
 
 from __future__ import annotations
@@ -107,26 +107,11 @@ class StoredKind(NamedTuple):
         return self.id_key.partition("\n")[2]
 
 
-class PackedRecord(NamedTuple):
-    """The fields of a plain tuple that stands for a record, and has its stored form.
-
-    No other record has as many.
-
-    Attributes:
-        id_key, id: identity among copies.
-        stored: the stored form, which `unpacked` reads.
-    """
-
-    id_key: str
-    id: int
-    due_ms: int
-    stored: bytes
-    size: int
-    properties: Mapping[str, str]
-
-
-PACKED_FIELDS = len(PackedRecord._fields)
-STORED = PackedRecord._fields.index("stored")
+# A record with its stored form is a plain tuple of six values: ID key and number, which identify
+# the message among its copies, due time, stored form, size of the payload, and properties. No other
+# record has as many.
+PACKED_FIELDS = 6
+STORED, _PACKED_SIZE, _PACKED_PROPERTIES = 3, 4, 5
 
 
 # The kinds of this process with their sources, and their numbers, which never change.
@@ -359,6 +344,7 @@ class Recorder:
     the first message of their kind, and are taken from a table.
 
     Args:
+        descriptions: they say what may be converted now.
         last_stored: function that returns the position of the last message in the partition.
     """
 
@@ -369,7 +355,7 @@ class Recorder:
         last_stored: Callable[[], Position | None],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._descriptions = descriptions
+        self.descriptions = descriptions
         self._topic = topic
         self._source = topic.removeprefix("persistent://")
         self._kinds: dict[tuple[str | None, str | None, str | None], _Kind] = {}
@@ -385,7 +371,7 @@ class Recorder:
     def packed(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
         """Return the record of a message of the client's core, or None as for a call.
 
-        It nearly always has the fields of `PackedRecord`.
+        It nearly always has `PACKED_FIELDS` values.
 
         Args:
             ledger, entry, batch: its position; batch is -1 for an unbatched entry.
@@ -401,8 +387,8 @@ class Recorder:
         if properties:
             own_id, expires = properties.pop(ID, None), properties.pop(EXPIRES, None)
             schema, compression = properties.pop(SCHEMA, None), properties.pop(COMPRESSION, None)
-        if self._known is not self._descriptions.latest():
-            self._known = self._descriptions.latest()
+        if self._known is not self.descriptions.latest():
+            self._known = self.descriptions.latest()
             self._kinds = {}
         kind = self._kinds.get((target, schema, compression))
         if (
@@ -459,10 +445,10 @@ class Recorder:
         # A flood of messages with unknown targets needs few reads: one read decides about
         # everything that was stored before it.
         try:
-            envelope = hop.open_envelope(self._descriptions.latest(), self._topic, message)
+            envelope = hop.open_envelope(self.descriptions.latest(), self._topic, message)
         except UnknownTargetError:
             stored_s = self._stored_s if message.position < self._stored else self._now_s()
-            description = self._descriptions.read_since(stored_s)
+            description = self.descriptions.read_since(stored_s)
             if description is None:
                 self._undecided = message.position
                 return None
@@ -496,16 +482,11 @@ class Recorder:
             envelope.expires_ms,
         )
 
-    @property
-    def is_current(self) -> bool:
-        """True if messages may be converted by the latest description; it may take a moment."""
-        return self._descriptions.is_current()
-
     def refresh(self) -> None:
         """Read the description again, for messages with a target that it does not have."""
         last = self._last_stored()
         stored_s = self._now_s()
-        self._descriptions.refresh(stored_s)
+        self.descriptions.refresh(stored_s)
         self._stored = max(self._undecided.next, EARLIEST if last is None else last.next_entry)
         self._stored_s = stored_s
 
@@ -598,8 +579,6 @@ class DueBatch:
 _DUE_FIELD = WindowMessage._fields.index("due_ms")
 _VALUE = WindowMessage._fields.index("value")
 _PROPERTIES = WindowMessage._fields.index("properties")
-_PACKED_SIZE = PackedRecord._fields.index("size")
-_PACKED_PROPERTIES = PackedRecord._fields.index("properties")
 #: Index of the delay, which follows the fields of a record if the attribute is the delay.
 _DELAY = len(WindowMessage._fields)
 

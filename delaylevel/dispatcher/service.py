@@ -177,7 +177,7 @@ class ServedTopic:
 
     def watch_owner(self, index: int, owner: OwnerTask) -> None:
         """Log the failure of an owner, and the end of the failure once it releases messages."""
-        if owner.is_alive():
+        if not owner.ended.is_set():
             if index in self.failures and owner.stats.now().state == "releasing":
                 self.works(index)
         elif isinstance(owner.failure, FAILURES):
@@ -523,9 +523,9 @@ class Dispatcher:
         """Read the group, and acquire or revoke partitions."""
         now = time.monotonic()
         for index, owner in list(topic.owners.items()):
-            alive = owner.is_alive()
+            ended = owner.ended.is_set()
             topic.watch_owner(index, owner)
-            if not alive:
+            if ended:
                 self._forget(topic, index)
                 topic.retry_s[index] = now + _RETRY_S
                 topic.lost.add(index)
@@ -613,7 +613,7 @@ class Dispatcher:
         for topic, index in partitions:
             topic.owners[index].stop()
         for topic, index in partitions:
-            topic.owners[index].join()
+            topic.owners[index].ended.wait()
             topic.watch_owner(index, topic.owners[index])
             self._forget(topic, index)
 

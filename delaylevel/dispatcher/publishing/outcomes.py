@@ -68,10 +68,19 @@ class _OutcomeRecord(NamedTuple):
 
 
 class CancellationDesk:
-    """The cancellations of one window partition."""
+    """The cancellations of one window partition.
+
+    Args:
+        outcomes: producer of the outcomes topic.
+    """
 
     def __init__(
-        self, host: Host, delay_queue: DelayQueue, journal: Journal, source: SourcePartition
+        self,
+        host: Host,
+        delay_queue: DelayQueue,
+        journal: Journal,
+        outcomes: OwnProducers[CancelRequest],
+        source: SourcePartition,
     ) -> None:
         self._host = host
         self._now_s = host.now_s
@@ -79,7 +88,7 @@ class CancellationDesk:
         self._cancelling = delay_queue.cancelling
         self._journal = journal
         self._topic = host.descriptions.latest().outcomes_topic.partition(0).full
-        self._outcomes: OwnProducers[CancelRequest] = OwnProducers(host.client, "", host.loop)
+        self._outcomes = outcomes
         # Decisions, each with the number of records that the journal has to confirm before.
         self._decided: deque[tuple[int, CancelRequest]] = deque()
         self._again: list[CancelRequest] = []  # those whose outcomes were not stored
@@ -149,10 +158,6 @@ class CancellationDesk:
                 self._answered.append(decision.position)
         if self._answered and (self._now_s() >= self._answer_s or len(self._answered) >= _ANSWERS):
             self.write_answers()
-
-    def close(self) -> None:
-        """Close the producer of outcomes."""
-        self._outcomes.close()
 
     def finish(self) -> None:
         """Write what the next owner needs; errors as for `process`."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from delaylevel.dispatcher.fetcher import CAUGHT_UP, EntryEnd, Fetcher
+from delaylevel.dispatcher.fetcher import CAUGHT_UP, Fetcher
+from delaylevel.dispatcher.journal.records import pack
 from delaylevel.dispatcher.record import FetchedBatch, WindowMessage
 from delaylevel.errors import BrokerError
 from delaylevel.model.position import EARLIEST, Position
@@ -28,10 +30,11 @@ class Window:
     """
 
     cancellations = 0
-    is_current = True
+    is_fresh = True
 
     def __init__(self, patch: pytest.MonkeyPatch, end: Position | None = None) -> None:
         self.now_s = 100.0
+        self.descriptions = SimpleNamespace(is_current=lambda: self.is_fresh)
         self.events: list[Any] = []
         self.undecided = (-1, -1, -1)
         self._dues: dict[int, int] = {}
@@ -132,11 +135,11 @@ def test_a_message_that_is_due_soon_is_passed_on_at_once(window: Window) -> None
 
 def test_the_end_of_an_entry_is_reported_when_nothing_follows(window: Window) -> None:
     for index in range(3):
-        assert not [each for each in window.events if isinstance(each, EntryEnd)], "one is missing"
+        assert not [each for each in window.events if isinstance(each, int)], "one is missing"
         window.arrive(5, index=index, size=3)
         while window.fetcher.gather():
             pass
-    assert window.events[-1] == EntryEnd(1, 5 << 10 | 2)
+    assert window.events[-1] == pack(1, 5 << 10 | 2)
 
 
 def test_a_message_with_a_new_target_and_those_behind_it_belong_to_the_takeover(
@@ -153,11 +156,11 @@ def test_a_message_with_a_new_target_and_those_behind_it_belong_to_the_takeover(
 
 
 def test_messages_wait_while_the_description_is_read_again(window: Window) -> None:
-    window.is_current = False
+    window.is_fresh = False
     for entry in range(2):
         window.arrive(entry)
         assert not window.fetcher.gather()
-    window.is_current = True
+    window.is_fresh = True
     window.now_s += 0.02
     while window.fetcher.gather():
         pass

@@ -156,7 +156,7 @@ def test_partitions_whose_broker_does_not_answer_stop_no_release(
     for task in tasks:
         task.stop()
     for task in tasks:
-        task.join()
+        task.ended.wait()
         assert task.failure is None
 
 
@@ -165,10 +165,10 @@ def test_a_partition_is_finished_before_it_is_closed(scheduler: Scheduler) -> No
     owner.in_flight = 3
     task = started(owner, scheduler)
     assert owner.arrived.wait(TIMEOUT_S)
-    assert task.is_alive()
+    assert not task.ended.is_set()
     task.stop()
-    task.join()
-    assert not task.is_alive()
+    task.ended.wait()
+    assert task.ended.is_set()
     assert owner.calls[-4:] == ["drain", "finish", "close queue", "close"]
     assert owner.in_flight == 0
     assert owner.reading.is_closed
@@ -184,7 +184,7 @@ def test_a_partition_that_fails_is_closed_but_not_finished(
 
     monkeypatch.setattr(owner, "release", fail)
     task = started(owner, scheduler)
-    task.join()
+    task.ended.wait()
     assert str(task.failure) == "fenced"
     assert owner.calls == ["take_over", "take_in", "close queue", "close"]
     assert owner.reading.is_closed
@@ -199,7 +199,7 @@ def test_a_partition_at_rest_sees_that_the_clock_was_corrected(scheduler: Schedu
     owner.next_step_ms = SystemClock().now_ms()
     eventually(lambda: owner.released_ms is not None, "the owner")
     task.stop()
-    task.join()
+    task.ended.wait()
 
 
 def test_a_calm_partition_looks_at_everything_when_the_next_message_is_due(
@@ -213,7 +213,7 @@ def test_a_calm_partition_looks_at_everything_when_the_next_message_is_due(
     eventually(lambda: len(owner.looked_ms) > 1, "the owner")
     assert owner.looked_ms[1] >= owner.next_send_ms
     task.stop()
-    task.join()
+    task.ended.wait()
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,9 @@ def test_each_lost_partition_is_acquired_again_without_the_admin_interface(
     monkeypatch.setattr(Dispatcher, "_acquire", acquire)
     topic = served(SimpleNamespace(name="me", read_group=read_group), probe_s=float("inf"))
     ended: Any = SimpleNamespace(
-        failure=BrokerError("lost"), stats=SharedOwnerStats(), is_alive=lambda: False
+        failure=BrokerError("lost"), stats=SharedOwnerStats(), ended=threading.Event()
     )
+    ended.ended.set()
     topic.owners.update({1: ended, 2: ended})
     dispatcher = dispatcher_in(tmp_path)
     for _ in tuple(answers[1:]):
