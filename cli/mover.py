@@ -276,7 +276,7 @@ def run(
 
     with Starting(
         f"Spark job as mover for {', '.join(topics)}",
-        lambda: "" if job.wait_ready(0) else job.activity,
+        lambda: "" if job.ready.is_set() else job.activity,
         None if settings.once else serving,
     ):
         job.run(show)

@@ -191,7 +191,7 @@ def _serving(service: LocalService, namespace: str | None) -> list[str]:
     movers = {topic: stats for each in service.movers for topic, stats in each.stats().items()}
     groups = [group for each in service.dispatchers for group in each.groups()]
     lines = serving_lines(service.descriptions, movers, groups)
-    lines += refused_lines(service.refused)
+    lines += refused_lines(service.roster.refused)
     if namespace is not None:
         lines.append(f"Level topics that are created in {namespace} are served, too.")
     return lines

@@ -65,12 +65,8 @@ def serve(
         return LiveAnswer(content_type, encode(registry))
 
     application = WebApplication(metrics, reporters, address, token, actions, action_token)
-    server = HttpServer(application, address, port, PROBES)
     host = f"[{address}]" if ":" in address else address
-    for reporter in reporters:
-        reporter.served_at(f"http://{host}:{server.port}")
-    server.start()
-    try:
+    with HttpServer(application, address, port, PROBES) as server:
+        for reporter in reporters:
+            reporter.served_at(f"http://{host}:{server.port}")
         yield server.port
-    finally:
-        server.close()

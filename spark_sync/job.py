@@ -354,6 +354,7 @@ class SparkSyncJob:
         descriptions: the level topics.
         refused: the reason for each level topic that cannot be served, by its name.
         activity: the current step of the start, in words.
+        ready: set once the job has its locks and Spark is warm.
         http_address: address and port of the HTTP service; None while it is not served.
 
     Raises:
@@ -376,7 +377,7 @@ class SparkSyncJob:
         self._given = spark
         self._stop = threading.Event()
         self._at_once = threading.Event()
-        self._ready = threading.Event()
+        self.ready = threading.Event()
         self._stop_requested_s: float | None = None
         self._control_dir = ""
         self._warning = RepeatedWarning(log, f"Spark job for {', '.join(settings.level_topics)}")
@@ -485,10 +486,6 @@ class SparkSyncJob:
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until the job has its locks and Spark is warm; return False on a timeout."""
-        return self._ready.wait(timeout_s)
-
     def stop(self) -> None:
         """Request the end of the job after the current batch; safe in a signal handler.
 
@@ -543,7 +540,7 @@ class SparkSyncJob:
         try:
             while not query.awaitTermination(_POLL_S):
                 if listener.moving.is_set():
-                    self._ready.set()
+                    self.ready.set()
                     self._warning.over()
                 if self._at_once.is_set() or (self._stop.is_set() and self._is_stopped(query)):
                     return

@@ -215,7 +215,7 @@ _POLL_S, _OWED_S = 0.05, 0.0005
 _PATIENCE_S = 60.0
 
 
-class DeadLetterTopic:
+class DeadLetterTopic(OwnProducers[None]):
     """A partition of a dead-letter topic, for callers that wait.
 
     One thread uses it. The producers are opened on first use.
@@ -227,9 +227,7 @@ class DeadLetterTopic:
     def __init__(self, client: Any, topic: str, keep: Callable[[], object] = lambda: None) -> None:
         self._topic = topic
         self._woken = threading.Event()
-        self._producers: OwnProducers[None] = OwnProducers(
-            client, topic, HostLoop(at_once, wake=self._woken.set), keep
-        )
+        super().__init__(client, topic, HostLoop(at_once, wake=self._woken.set), keep)
 
     def store(self, messages: Iterable[tuple[Payload, dict[str, str]]]) -> None:
         """Store messages with their properties, and wait for the confirmations.
@@ -239,30 +237,24 @@ class DeadLetterTopic:
         Raises:
             BrokerError: a message was not confirmed.
         """
-        producers = self._producers
         try:
             for message, properties in messages:
-                reason = producers.send(None, self._topic, message, properties)
-                self._check(reason)
+                self._check(self.send(None, self._topic, message, properties))
             until_s = time.monotonic() + _PATIENCE_S
-            while producers.load[0]:
-                producers.flush()
+            while self.load[0]:
+                self.flush()
                 self._woken.clear()  # before the poll, which may just miss an answer
-                found = producers.poll()
+                found = self.poll()
                 for settled in found:
                     self._check(settled.reason)
                 if time.monotonic() > until_s:
                     self._check("no confirmation")
-                if not found and producers.load[0]:
-                    self._woken.wait(_OWED_S if producers.owes_answers else _POLL_S)
+                if not found and self.load[0]:
+                    self._woken.wait(_OWED_S if self.owes_answers else _POLL_S)
         except BrokerError:
             # A producer that is closed for good would fail every later try, too.
             self.close()
             raise
-
-    def close(self) -> None:
-        """Close the producers."""
-        self._producers.close()
 
     def _check(self, failure: str | None) -> None:
         if failure:

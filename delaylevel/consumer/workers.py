@@ -254,10 +254,14 @@ class Feeder(_Receiver):
     """A thread that receives messages for the loop."""
 
     def __init__(
-        self, handling: Handling, subscribed: Subscribed, tasks: Tasks, stopping: threading.Event
+        self,
+        handling: Handling,
+        subscribed: Subscribed,
+        calls: LoopListener,
+        stopping: threading.Event,
     ) -> None:
         super().__init__(handling.listener.name, handling, subscribed, stopping)
-        self._tasks = tasks
+        self._calls = calls
         #: Consumer that failed in the loop, and the error.
         self.failure: tuple[Any, BaseException] | None = None
 
@@ -274,20 +278,23 @@ class Feeder(_Receiver):
                     return
                 continue
             self._tally.received += 1
-            if not self._tasks.put(_Call(self._handling.received(raw), self, consumer)):
+            if not self._calls.put(_Call(self._handling.received(raw), self, consumer)):
                 return  # stopping: the message stays unacknowledged
             self._wait_for_room()
 
 
-class Tasks:
-    """The calls of the handler of one listener, as tasks of an event loop."""
+class LoopListener(ReceivingThreads):
+    """The calls of one listener as tasks of an event loop, and the threads that receive for them.
+
+    Attributes:
+        running: number of calls of the handler that run, or wait for those of their key.
+    """
 
     def __init__(
-        self, handling: Handling, loop: asyncio.AbstractEventLoop, stopping: threading.Event
+        self, handling: Handling, subscribe: Subscribe, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self._handling = handling
+        super().__init__(handling)
         self._loop = loop
-        self._stopping = stopping
         self._tally = handling.listener.stats.tally()
         self._slots = threading.Semaphore(handling.listener.concurrency)
         self._inbox: deque[_Call] = deque()
@@ -297,11 +304,33 @@ class Tasks:
         self._keys: dict[str, deque[_Call]] = {}
         self._changed = threading.Condition()
         self.running = 0
+        self.threads += [
+            Feeder(handling, source, self, self.stopping)
+            for (source,) in self.consumers(subscribe, 1)
+        ]
+
+    def join(self, until_s: float) -> bool:
+        """Wait for running handlers; return True if all of them have ended."""
+        ended = super().join(until_s)
+        with self._changed:
+            self._changed.wait_for(lambda: not self.running, left_s(until_s))
+        return ended and not self.running
+
+    def close(self) -> None:
+        """Cancel what still runs, and close the consumers; its messages stay unacknowledged."""
+
+        def cancel_all() -> None:
+            for task in self._tasks:
+                task.cancel()
+
+        if self.running and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(cancel_all)
+        super().close()
 
     def put(self, call: _Call) -> bool:
         """Start a call as soon as there is room; return False if the listener stops before."""
         while not self._slots.acquire(timeout=WAIT_S):
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 return False
         with self._changed:
             self.running += 1
@@ -312,27 +341,12 @@ class Tasks:
             self._loop.call_soon_threadsafe(self._take)
         return True
 
-    def wait(self, until_s: float) -> None:
-        """Wait for the running calls."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self.running, left_s(until_s))
-
-    def cancel(self) -> None:
-        """Cancel the calls that still run; their messages stay unacknowledged."""
-
-        def cancel_all() -> None:
-            for task in self._tasks:
-                task.cancel()
-
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(cancel_all)
-
     def _take(self) -> None:
         self._woken = False
         while self._inbox:
             call = self._inbox.popleft()
             key = ""
-            if self._handling.listener.key_ordered:
+            if self.handling.listener.key_ordered:
                 key = call.message.ordering_key or call.message.key
             if key in self._keys:
                 self._keys[key].append(call)
@@ -353,7 +367,7 @@ class Tasks:
                 raise
             except Exception as error:
                 if not isinstance(error, pulsar.PulsarException):
-                    log.exception("%s: unexpected failure", self._handling.listener)
+                    log.exception("%s: unexpected failure", self.handling.listener)
                 # The message is neither acknowledged nor among the unfinished ones. The broker
                 # delivers it again only to another consumer.
                 call.feeder.failure = call.consumer, error
@@ -379,7 +393,7 @@ class Tasks:
 
     async def _handle(self, call: _Call) -> None:
         """Handle a message, and acknowledge it or leave it to the unfinished ones."""
-        handling, tally, (message, _, consumer) = self._handling, self._tally, call
+        handling, tally, (message, _, consumer) = self.handling, self._tally, call
         verdict, failure = Verdict.HANDLE, None
         try:
             while (verdict := handling.begin(message)) is Verdict.WAIT:
@@ -399,10 +413,10 @@ class Tasks:
         tally.in_progress += 1
         start_s = time.perf_counter()
         try:
-            await self._handling.listener.handler(message)
+            await self.handling.listener.handler(message)
         except asyncio.CancelledError as error:
-            if self._stopping.is_set():
-                self._handling.release(message)
+            if self.stopping.is_set():
+                self.handling.release(message)
                 raise
             return error  # of the handler's own making
         except BaseException as error:
@@ -411,34 +425,3 @@ class Tasks:
             tally.took(time.perf_counter() - start_s)
             tally.in_progress -= 1
         return None
-
-
-class LoopListener(ReceivingThreads):
-    """The tasks of one listener, and the threads that receive their messages."""
-
-    def __init__(
-        self, handling: Handling, subscribe: Subscribe, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        super().__init__(handling)
-        self._tasks = Tasks(handling, loop, self.stopping)
-        self.threads += [
-            Feeder(handling, source, self._tasks, self.stopping)
-            for (source,) in self.consumers(subscribe, 1)
-        ]
-
-    def join(self, until_s: float) -> bool:
-        """Wait for running handlers; return True if all of them have ended."""
-        ended = super().join(until_s)
-        self._tasks.wait(until_s)
-        return ended and not self.running
-
-    @property
-    def running(self) -> int:
-        """Number of running calls of the handler."""
-        return self._tasks.running
-
-    def close(self) -> None:
-        """Cancel what still runs, and close the consumers."""
-        if self.running:
-            self._tasks.cancel()
-        super().close()

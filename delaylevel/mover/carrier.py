@@ -17,6 +17,7 @@ from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.targets.producer import ProducerPool
 from delaylevel.cluster.targets.send_state import SendOutcome, Sent
 from delaylevel.cluster.threads import HostLoop
 from delaylevel.errors import EnvelopeError, UnknownTargetError
@@ -86,6 +87,7 @@ class OwnPlaces(Generic[Item]):
 
     Attributes:
         own: the producers of these topics.
+        pools: all producers that a message may be given to.
     """
 
     def __init__(
@@ -103,18 +105,19 @@ class OwnPlaces(Generic[Item]):
         self.own: OwnProducers[Item] = OwnProducers(
             client, dead_letters, loop, lambda: keep_dead_letters(admin, description())
         )
+        self.pools: tuple[ProducerPool[Any, Item], ...] = (self.own,)
         self._done: list[Carried[Item]] = []
 
     @property
     def owes_answers(self) -> bool:
         """True if callbacks are about to come; :meth:`poll` has to follow soon."""
-        return self.own.owes_answers
+        return any(pool.owes_answers for pool in self.pools)
 
     @property
     def load(self) -> tuple[int, int]:
         """Number and bytes of the messages without an outcome."""
-        messages, size = self.own.load
-        return messages + len(self._done), size
+        loads = [pool.load for pool in self.pools]
+        return sum(count for count, _ in loads) + len(self._done), sum(size for _, size in loads)
 
     def put(self, carried: Carried[Item]) -> None:
         """Send a message to its place, a topic of our own, or drop it if it has none."""
@@ -138,7 +141,8 @@ class OwnPlaces(Generic[Item]):
 
     def flush(self) -> None:
         """End the clients' present batches."""
-        self.own.flush()
+        for pool in self.pools:
+            pool.flush()
 
     def poll(self) -> list[Carried[Item]]:
         """Return the messages whose outcome is known since the last call."""
@@ -166,7 +170,8 @@ class OwnPlaces(Generic[Item]):
 
     def close(self) -> None:
         """Close the producers; messages without an outcome get none."""
-        self.own.close()
+        for pool in self.pools:
+            pool.close()
         self._done.clear()
 
 
@@ -199,17 +204,7 @@ class Carrier(OwnPlaces[Item]):
             pause_s=lambda reason: hop.pause_s(next_hop().description, reason),
             loop=loop,
         )
-
-    @property
-    def owes_answers(self) -> bool:
-        """True if callbacks are about to come; :meth:`poll` has to follow soon."""
-        return self.own.owes_answers or self.targets.owes_answers
-
-    @property
-    def load(self) -> tuple[int, int]:
-        """Number and bytes of the messages without an outcome."""
-        (messages, size), (others, others_size) = super().load, self.targets.load
-        return messages + others, size + others_size
+        self.pools = self.targets, self.own
 
     def give(
         self,
@@ -267,11 +262,6 @@ class Carrier(OwnPlaces[Item]):
         carried.sent_s = self._now_s()
         self.targets.producer(key).put(carried)
 
-    def flush(self) -> None:
-        """End the clients' present batches."""
-        self.targets.flush()
-        self.own.flush()
-
     def poll(self) -> list[Carried[Item]]:
         """Return the messages whose outcome is known since the last call."""
         found: list[Carried[Item]] = []
@@ -291,10 +281,5 @@ class Carrier(OwnPlaces[Item]):
 
     def give_up_stalled(self) -> None:
         """Give up the producers that confirm nothing; the outcome of their messages is unknown."""
-        self.targets.give_up_stalled()
-        self.own.give_up_stalled()
-
-    def close(self) -> None:
-        """Close the producers; messages without an outcome get none."""
-        self.targets.close()
-        super().close()
+        for pool in self.pools:
+            pool.give_up_stalled()

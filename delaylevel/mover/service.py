@@ -90,6 +90,9 @@ class TopicTask:
     suspended process therefore loses its level topics after some seconds, and a killed one at once.
 
     All of its steps are in the slow lane: they wait for the broker.
+
+    Attributes:
+        stopping: to be set for the end after the current messages, also in a signal handler.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class TopicTask:
         self._acquire = lock
         self._describe = describe
         self._trigger_ms = trigger_ms
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
         self._ended = threading.Event()
         self._task: Task | None = None
         self._mover: LocalMover | None = None
@@ -125,23 +128,19 @@ class TopicTask:
         self._task = scheduler.task(self._step, f"mover {self.description.topic}")
         self._task.wake()
 
-    def stop(self) -> None:
-        """Request the end after the current messages; safe in a signal handler."""
-        self._stopping.set()
-
     def wake(self) -> None:
         """Let it notice the request to stop at once."""
         if self._task is not None:
             self._task.wake()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end after `stop`, if it was started; return False after a time, in s."""
+        """Wait for the end that was requested, if it was started; False after a time, in s."""
         self.wake()
         return self._task is None or self._ended.wait(timeout_s)
 
     def _step(self) -> float:
         """Lock the level topic, or make a pass; return the time of the next step."""
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             return self._end()
         try:
             with translate_errors():
@@ -207,7 +206,7 @@ class TopicTask:
             return now_s + _LOOK_S
         self._lost_s = None
         try:
-            report = mover.run_once(self._stopping.is_set, LONGEST_PASS_S)
+            report = mover.run_once(self.stopping.is_set, LONGEST_PASS_S)
         except Exception:
             if mover.made_progress:
                 self._pause_s = _FIRST_PAUSE_S  # only some partitions fail
@@ -316,7 +315,7 @@ class MoverService:
         """Stop serving a level topic."""
         with self._lock:
             task = self._tasks.pop(topic)
-        task.stop()
+        task.stopping.set()
         task.join()
 
     def start(self) -> None:
@@ -328,7 +327,7 @@ class MoverService:
     def stop(self) -> None:
         """Request the end; safe in a signal handler and from any thread."""
         for task in list(self._tasks.values()):
-            task.stop()
+            task.stopping.set()
 
     def close(self) -> None:
         """End the current passes, release the locks, and wait for that."""

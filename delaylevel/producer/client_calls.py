@@ -386,16 +386,16 @@ class UnclosedProducer(Protocol):
 
 
 class Exit:
-    """All that must be finished before Python shuts down; nothing is kept alive for it."""
+    """All that must be finished before Python shuts down; nothing is kept alive for it.
+
+    Attributes:
+        works: what it waits for.
+    """
 
     def __init__(self) -> None:
         self._callbacks = False
-        self._works: weakref.WeakSet[OutstandingWork] = weakref.WeakSet()
+        self.works: weakref.WeakSet[OutstandingWork] = weakref.WeakSet()
         self._producers: weakref.WeakSet[UnclosedProducer] = weakref.WeakSet()
-
-    def wait_for(self, work: OutstandingWork) -> None:
-        """Let the exit wait until this is not outstanding."""
-        self._works.add(work)
 
     def close(self, producer: UnclosedProducer) -> None:
         """Let the exit close this producer if waiting does not help.
@@ -407,11 +407,11 @@ class Exit:
 
     def finish(self) -> None:
         """Wait for outstanding work, and close producers if it takes too long."""
-        if not self._finished(self._works):
+        if not self._finished(self.works):
             for producer in list(self._producers):
                 for close in producer.closes():
                     close(ignore)
-            self._finished(self._works)
+            self._finished(self.works)
         if self._callbacks:
             time.sleep(_LEAVE_S)
 

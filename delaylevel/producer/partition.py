@@ -164,7 +164,7 @@ class PartitionProducer:
         self._failing = False  # the last attempt to open it failed
         self._worker: int | None = None  # the thread that opens and drains
         self._producer: Any = None
-        at_exit.wait_for(self)
+        at_exit.works.add(self)
 
     def send(self, body: bytes | None, arguments: Mapping[str, Any]) -> Any:
         """Send a message, wait until it is stored, and return its ID."""

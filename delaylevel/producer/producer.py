@@ -71,7 +71,7 @@ class CallbacklessMessages:
                 outcomes[_FailureKey(result, self._add)] = None
         self.callback: Callable[[Any, Any], Any] = outcomes.setdefault
         self.sent: Callable[[], int] = functools.partial(next, self._sent)
-        at_exit.wait_for(self)
+        at_exit.works.add(self)
 
     def number_sent(self) -> int:
         """Return the number of messages so far."""

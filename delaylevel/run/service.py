@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -101,11 +101,6 @@ class LocalService:
     def dispatchers(self) -> tuple[Dispatcher, ...]:
         """The dispatcher, as a tuple; empty if no level topic needs one."""
         return () if self._dispatcher is None else (self._dispatcher,)
-
-    @property
-    def refused(self) -> Mapping[str, str]:
-        """The reason for each level topic that cannot be served now, by its name."""
-        return self.roster.refused
 
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:

@@ -75,7 +75,7 @@ Application: TypeAlias = Callable[[Request], Response]
 
 
 class HttpServer:
-    """A server of one application.
+    """A server of one application: it answers until it is left, and then ends what is in work.
 
     Args:
         application: function that answers a request; it is called in the server's threads.
@@ -102,15 +102,13 @@ class HttpServer:
         self._threads = ThreadPoolExecutor(THREADS, "http-answer")
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
-    def start(self) -> None:
-        """Begin to answer."""
+    def __enter__(self) -> HttpServer:
         self._thread.start()
+        return self
 
-    def close(self) -> None:
-        """Close all connections, and wait for the answers in work."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join()
+    def __exit__(self, *exc_info: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
         self._listening.close()
         self._loop.close()
         for threads in (self._threads, *self._probe_threads.values()):

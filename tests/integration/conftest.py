@@ -104,10 +104,10 @@ class RunningJob(Background):
     def ready(self) -> None:
         """Wait until the job reads the level topic and Spark is warm."""
         for _ in range(720):
-            if self.job.wait_ready(0.25) or self.failure is not None:
+            if self.job.ready.wait(0.25) or self.failure is not None:
                 break
         assert self.failure is None, self.failure
-        assert self.job.wait_ready(0)
+        assert self.job.ready.is_set()
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def serve(topic: LockedTopic) -> Iterator[Serve]:
 
     yield start
     for task in tasks:
-        task.stop()
+        task.stopping.set()
     for task in tasks:
         assert task.join(60)
         assert task.stats().state == "stopped"
@@ -132,7 +132,7 @@ def test_it_moves_and_releases_the_lock_at_the_end(topic: LockedTopic, serve: Se
     assert "unreadable" not in repr(task.stats()), "reasons would grow without a limit"
     assert topic.limits == 4 * [LONGEST_PASS_S]
     assert task.stats().state == "moving"
-    task.stop()
+    task.stopping.set()
     assert task.join(60)
     assert topic.movers[0].closed.is_set()
 

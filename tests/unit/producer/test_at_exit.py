@@ -41,7 +41,7 @@ def test_the_exit_waits_for_work_and_lets_the_last_callback_end(
     monkeypatch.setattr(client_calls.time, "sleep", sleep)
     monkeypatch.setattr(client_calls.time, "monotonic", lambda: clock[0])
     end, work = client_calls.Exit(), Work(clock, until_s)
-    end.wait_for(work)
+    end.works.add(work)
     end.close(work)
     end.finish()
     assert (work.closed, work.is_outstanding()) == (closed, False)
