@@ -238,15 +238,6 @@ def test_producer_names_and_access_modes_exclude_other_producers(topic: Topic) -
         exclusive.send(b"")
 
 
-def test_sequence_ids_count_from_zero(topic: Topic) -> None:
-    producer = topic.producer()
-    found = [producer.last_sequence_id()]
-    for given in ({}, {"sequence_id": 7}, {}):
-        producer.send(b"", **given)
-        found.append(producer.last_sequence_id())
-    assert found == [-1, 0, 7, 1], "an ID from the application does not count"
-
-
 def test_a_closed_client_closes_its_producers_and_consumers(topic: Topic) -> None:
     producer, consumer = topic.producer(), topic.subscribe()
     assert producer.is_connected()

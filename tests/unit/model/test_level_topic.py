@@ -1,4 +1,4 @@
-"""Tests of the description of a level topic, and of what follows from it for movers."""
+"""Tests of the description of a level topic: its targets, its values and its pauses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from delaylevel.errors import InvalidInputError, LevelTopicError, TargetNotAllowedError
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.position import SourcePartition, source_partitions
+from delaylevel.model.level_topic import LevelTopicDescription, Pauses, Spread
 from support.fakes import describe
 
 TOPIC = "persistent://public/default/orders-delay-level"
@@ -52,22 +51,7 @@ def test_other_names_and_partitions_than_those_of_this_version_are_refused(fault
         LevelTopicDescription.from_json(TOPIC + "s" * (fault == "name"), json.dumps(value))
 
 
-def test_a_mover_reads_the_levels_and_the_held_topic() -> None:
-    sources = source_partitions(describe(3, final_window=FinalWindow.TRACKER, hold_pause_ms=777))
-    day, hour = 86_400_000, 3_600_000
-    first, second, *hours, held = sources
-    wait, lead = day - 600_000, 600_000
-    assert first == SourcePartition(
-        TOPIC, f"{TOPIC}-partition-0", Role.LEVEL, 0, 0, wait, False, lead
-    )
-    wait += day
-    assert second == SourcePartition(
-        TOPIC, f"{TOPIC}-partition-1", Role.LEVEL, 0, 1, wait, True, lead
-    )
-    waits = [number * hour - 300_000 for number in range(1, 24)]
-    assert [source.hand_off_after_ms for source in hours] == waits
-    assert {source.lead_ms for source in hours} == {300_000}
-    # A held message has passed the finest level. A mover reads no other topic.
-    assert held == SourcePartition(
-        TOPIC, f"{TOPIC}-held-partition-0", Role.HELD, 1, 0, 777, lead_ms=86_400_000
-    )
+def test_a_spread_that_is_over_is_forgotten_at_the_next_change() -> None:
+    pauses = Pauses().pause("a", 0).resume("a", 10, 60).pause("b", 50)
+    assert dict(pauses.resumed) == {"a": Spread(10, 60)}
+    assert pauses.resume("b", 71).resumed == ()

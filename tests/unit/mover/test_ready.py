@@ -234,11 +234,6 @@ def test_the_count_of_an_open_ledger_may_be_wrong(miscount: int) -> None:
     assert stored.bound(EARLIEST, T0 + AFTER + 1) == ReadyBound(Position(10, 2), T0 + DAY + AFTER)
 
 
-def test_a_lead_of_a_millisecond_works() -> None:
-    stored = Stored.of([T0, T0 + 1])
-    assert stored.bound(EARLIEST, T0 + AFTER, lead_ms=1).end == Position(10, 1)
-
-
 @examples(50)
 @given(
     st.lists(st.tuples(st.integers(0, DAY), st.integers(-SLACK, SLACK)), min_size=1, max_size=60),
@@ -383,19 +378,6 @@ def test_a_search_that_runs_out_of_rounds_continues_at_once(
     assert check(stored, EARLIEST, now) == (25, now + SLACK // 2)
     monkeypatch.setattr(ready, "_ROUNDS", 1)
     assert check(stored, EARLIEST, now) == (10, now)
-
-
-def test_an_entry_that_is_ready_soon_does_not_hide_later_entries() -> None:
-    # After an outage, entries with times a day ahead are almost ready, among overdue ones.
-    now = T0 + AFTER + DAY
-    times = []
-    for number in range(200):
-        times += [now - AFTER - DAY // 2 + number, now - AFTER + 1 + number]
-    stored = Stored.of(times)
-    start, checks = EARLIEST, 0
-    while (found := check(stored, start, now)[0]) < 399:
-        start, checks = stored.entries[found - 1][0].next_entry if found else EARLIEST, checks + 1
-        assert checks < 3
 
 
 @pytest.mark.parametrize(

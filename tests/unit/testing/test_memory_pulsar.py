@@ -133,23 +133,6 @@ def test_hand_offs_continue_across_ledgers() -> None:
     assert memory.admin.partition_stats(partition).subscriptions["delaylevel"].backlog_entries == 0
 
 
-@pytest.mark.parametrize("skew", [-MINUTE / 2, MINUTE / 2, DAY], ids=str)
-def test_a_client_with_a_wrong_clock_does_not_delay_others(
-    memory: MemoryPulsar, skew: timedelta
-) -> None:
-    producer = delayed(memory)
-    expected = [(b"%d" % number, NOON + 3 * DAY + number * MINUTE) for number in range(6)]
-    for number, (body, due) in enumerate(expected):
-        wrong = skew * (number % 2)
-        memory.clock.step(wrong)
-        producer.send(body, deliver_at=due)
-        memory.clock.step(-wrong)
-    assert [(one.data, one.at) for one in memory.pending("orders")] == expected
-    report = memory.advance(4 * DAY)
-    assert (report.due, report.latest_ms, memory.pending("orders")) == (6, 0, [])
-    assert [(one.data, one.at) for one in memory.delivered("orders")] == expected
-
-
 def test_a_namespace_that_would_delete_parked_messages_is_refused() -> None:
     memory = MemoryPulsar(namespaces=["acme/shop"])
     delayed(memory, "acme/shop/orders").close()
@@ -231,12 +214,3 @@ def test_what_is_due_for_a_deleted_target_arrives_after_the_next_subscription(
     again = memory.client().subscribe("orders", "app", ConsumerType.Shared)
     memory.advance(HOUR / 2)
     assert sorted(received(again)) == sorted(sent)
-
-
-def test_a_due_time_may_have_zeros_in_front(memory: MemoryPulsar) -> None:
-    delayed(memory, final_window="broker").close()
-    level = memory.level_topics()[0].level_topic(0).partition(0).full
-    properties = {"delaylevel.due": f"00{NOON_MS + 86_400_000}", "delaylevel.target": ORDERS.full}
-    memory.client().create_producer(level).send(b"foreign", properties)
-    memory.advance(2 * DAY)
-    assert bodies(memory) == [b"foreign"]

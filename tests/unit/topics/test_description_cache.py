@@ -11,7 +11,6 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.roster import (
     FRESH_S,
     LIFETIME_S,
-    REFRESH_EVERY_S,
     RESTING_S,
     DescriptionCache,
 )
@@ -29,7 +28,6 @@ class Stored:
         self.now_s = 100.0
         self.reads = 0
         self.away = self.needs_upgrade = False
-        self.waits: list[float] = []
 
     def read(self) -> LevelTopicDescription:
         self.reads += 1
@@ -40,37 +38,10 @@ class Stored:
         return self.description
 
     def wait(self, seconds: float) -> None:
-        self.waits.append(seconds)
         self.now_s += seconds
 
     def cache(self, description: LevelTopicDescription | None = FIRST) -> DescriptionCache:
         return DescriptionCache(self.read, description, now_s=lambda: self.now_s, wait=self.wait)
-
-
-def test_the_description_is_read_again_when_its_lifetime_is_over() -> None:
-    stored = Stored()
-    cache = stored.cache(None)
-    stored.description = CHANGED
-    stored.now_s += LIFETIME_S - 0.01
-    assert cache.current() == FIRST
-    assert stored.reads == 1
-    stored.now_s += 0.01
-    assert cache.current() == cache.latest() == CHANGED
-    assert stored.reads == 2
-
-
-def test_only_a_description_that_was_read_since_counts() -> None:
-    stored = Stored()
-    cache = stored.cache()
-    cache.refresh(stored.now_s)
-    stored.description = CHANGED
-    assert cache.refresh(stored.now_s) == FIRST, "one read decides for all that was stored before"
-    stored.now_s += 0.1
-    assert cache.read_since(stored.now_s) is None
-    assert cache.refresh(stored.now_s) == CHANGED
-    assert stored.waits == [pytest.approx(REFRESH_EVERY_S - 0.1)]
-    assert cache.read_since(stored.now_s) == CHANGED
-    assert stored.reads == 2
 
 
 def test_a_read_that_fails_decides_nothing_and_does_not_stop_the_host() -> None:
