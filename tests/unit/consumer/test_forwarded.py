@@ -74,3 +74,21 @@ def test_one_id_on_several_keys_is_several_messages(
     memory_pulsar.advance(2 * HOUR)
     # Whichever way they took, the copies of one message are handled once.
     assert sorted(bodies) == [b"None", b"a", b"b"]
+
+
+def test_the_attempts_of_messages_with_the_longest_ids_are_not_copies(
+    memory_pulsar: MemoryPulsar, app: Listeners
+) -> None:
+    calls: Counter[tuple[bytes, int]] = Counter()
+
+    def handle(message: ReceivedMessage) -> None:
+        calls[message.data, message.attempt] += 1
+        if message.attempt < 3:
+            raise ValueError("not now")
+
+    app.on("orders", subscription="billing", retry=["1m", "1m"], deduplicate=True)(handle)
+    producer = memory_pulsar.client().create_producer("orders", enable_delay_level_topic=True)
+    for letter in "xy":
+        producer.send(letter.encode(), message_id=letter * 512, deliver_after=HOUR)
+    memory_pulsar.advance(2 * HOUR)
+    assert calls == {(body, attempt): 1 for body in (b"x", b"y") for attempt in (1, 2, 3)}

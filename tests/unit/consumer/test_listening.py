@@ -264,7 +264,7 @@ class BrokenError(Exception):
         (KeyError("x"), ONCE, "KeyError: 'x'"),
         (BrokenError(), False, "BrokenError"),
         (SystemExit(1), False, "attempt 1 failed: SystemExit: 1"),
-        (ValueError("x\n" * 5000), False, "ValueError: x x x"),
+        (ValueError("a \ud800 b\n" * 5000), False, "ValueError: a \\ud800 b a"),
         (Retry("1h"), False, "retry=False"),
         (Retry("400d"), ONCE, "cannot be retried: a delay of 400d"),
     ],
@@ -276,6 +276,9 @@ def test_a_message_without_another_attempt_becomes_a_dead_letter(
     scene.memory.advance(NOW)
     (found,) = scene.reasons()
     assert (reason in found, "\n" in found, len(found) < 1100) == (True, False, True)
+    (letter,) = scene.memory.delivered("orders-billing-DLQ")
+    assert len(letter.properties.get("delaylevel-retry-error", "")) <= 1000
+    assert len(letter.properties.get("delaylevel-retry-traceback", "")) <= 8000
     assert scene.retries() == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from delaylevel import topics
 from delaylevel.consumer import Listeners
 from delaylevel.consumer.retry_topics import RetryTopics, prepare
-from delaylevel.errors import LevelTopicError
+from delaylevel.errors import InvalidInputError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.testing import MemoryPulsar
@@ -26,6 +26,12 @@ def test_everything_is_created_once(memory_pulsar: MemoryPulsar) -> None:
         assert admin.partitioned_stats(name)[0].subscriptions[subscription].durable
         assert admin.topic_policies(name).message_ttl_s == 0
     assert prepare(admin, wanted) == made
+
+
+@pytest.mark.parametrize("subscription", ["", "a/b"])
+def test_subscriptions_that_cannot_be_a_part_of_a_name_are_refused(subscription: str) -> None:
+    with pytest.raises(InvalidInputError, match="cannot have retries"):
+        RetryTopics.of("orders", subscription)
 
 
 def test_topics_of_another_subscription_are_refused(memory_pulsar: MemoryPulsar) -> None:
