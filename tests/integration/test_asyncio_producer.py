@@ -7,14 +7,18 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+import pulsar
+import pulsar.asyncio
 import pytest
 
 from delaylevel.asyncio import DelayLevelClient, Inspector
+from delaylevel.cluster.client_parts.aio import open_producer
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Listeners, ReceivedMessage
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.outcome import OutcomeStatus
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
 from support.world import QUIET, RealWorld
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
@@ -104,6 +108,31 @@ asyncio.run(again())
 print("alive")
 """
     assert run_code(code, orders).endswith("alive\n")
+
+
+def test_an_opening_that_is_cancelled_leaves_no_producer(
+    connection: Connection, world: RealWorld, orders: str
+) -> None:
+    name = TopicName.parse(orders)
+
+    async def test() -> None:
+        client = pulsar.asyncio.Client(connection.service_url, logger=QUIET)
+        for _ in range(5):
+            opening = asyncio.ensure_future(open_producer(client, orders))
+            await asyncio.sleep(0)
+            opening.cancel()
+            await asyncio.wait([opening])
+        assert opening.cancelled()
+        last = await client.create_producer(orders)  # created after the others
+
+        def only_the_last() -> bool:
+            found = world.admin.partition_stats(name).publishers
+            return [each.name for each in found] == [last.producer_name()]
+
+        await asyncio.to_thread(world.eventually, only_the_last)
+        await client.close()
+
+    asyncio.run(test())
 
 
 def test_the_client_for_threads_has_the_same_connections(

@@ -102,12 +102,11 @@ class Result:
 class Torture:
     """A run."""
 
-    def __init__(self, scene: Scene, minutes: float, faults: tuple[Fault, ...] = ALL) -> None:
-        self.scene = scene
-        self._faults = faults
+    def __init__(self, scene: Scene, minutes: float) -> None:
+        self._scene = scene
         self._chosen = random.Random(scene.seed)
         self._say = scene.say
-        self.result = Result(scene.seed, minutes)
+        self._result = Result(scene.seed, minutes)
         self._reader = LedgerReader(scene.ledgers)
         targets = {
             stage.target(index): stage
@@ -119,29 +118,29 @@ class Torture:
     def run(self) -> Result:
         """Run from the beginning to the audit; stop everything at the end, whatever happens."""
         try:
-            self.scene.start()
+            self._scene.start()
             self._await_flow(now_ms(), _BEGIN_S, "the first messages")
             self._say("everything flows")
-            self._break(time.monotonic() + self.result.minutes * 60)
+            self._break(time.monotonic() + self._result.minutes * 60)
             self._drain()
             self._audit()
         finally:
-            self.scene.close()
-        return self.result
+            self._scene.close()
+        return self._result
 
     # -- faults
 
     def _break(self, until_s: float) -> None:
         current: list[Current] = []
         while time.monotonic() < until_s:
-            self.inject(current)
+            self._inject(current)
             if current and self._chosen.random() < _OVERLAP and not current[-1].fault.alone:
                 self._pause(self._chosen.uniform(0.1, 1.0))
                 continue
             self._end(current)
             self._pause(self._chosen.uniform(0.0, 2.0))
 
-    def inject(self, current: list[Current]) -> None:
+    def _inject(self, current: list[Current]) -> None:
         """Inject a fault at random, and add it to those that are there.
 
         One that cannot be injected is undone as far as it came, and noted with its failure.
@@ -149,7 +148,7 @@ class Torture:
         present = {each.fault.name for each in current}
         possible = [
             fault
-            for fault in self._faults
+            for fault in ALL
             if fault.name not in present and not (current and fault.alone) and self._possible(fault)
         ]
         if not possible:
@@ -157,14 +156,14 @@ class Torture:
         weights = [fault.weight for fault in possible]
         (fault,) = self._chosen.choices(possible, weights)
         began_ms = now_ms()
-        self._say(f"fault {len(self.result.blows) + len(current) + 1}: {fault.name}")
+        self._say(f"fault {len(self._result.blows) + len(current) + 1}: {fault.name}")
         undo = Undo()
         try:
-            fault.inject(self.scene, self._chosen, undo)
+            fault.inject(self._scene, self._chosen, undo)
         except _FAILURES as error:
             self._say(f"  not injected: {error!r}")
             failure = f"{repr(error)[:300]} {self._undo(undo)}".strip()
-            self.result.blows.append(Blow(fault.name, began_ms, 0.0, failure))
+            self._result.blows.append(Blow(fault.name, began_ms, 0.0, failure))
             return
         current.append(Current(fault, undo, began_ms, self._chosen.uniform(*fault.lasts_s)))
 
@@ -183,7 +182,7 @@ class Torture:
             self._pause(each.lasts_s - (now_ms() - each.began_ms) / 1000)
             failure = self._undo(each.undo)
             lasted_s = (now_ms() - each.began_ms) / 1000
-            self.result.blows.append(Blow(each.fault.name, each.began_ms, lasted_s, failure))
+            self._result.blows.append(Blow(each.fault.name, each.began_ms, lasted_s, failure))
         current.clear()
         undone_ms = now_ms()
         try:
@@ -195,22 +194,22 @@ class Torture:
 
     def _await_flow(self, since_ms: int, seconds: float, what: str) -> None:
         def flows() -> bool:
-            for name, part in self.scene.parts.items():
-                if part.ended > _MOST_ENDS and not self.result.blows:
+            for name, part in self._scene.parts.items():
+                if part.ended > _MOST_ENDS and not self._result.blows:
                     end = part.log.read_text()[-1_500:]
                     raise StageError(f"{name} ended {part.ended} times:\n{end}")
             self._story.add(self._reader.new_rows())
             return self._story.flows_since(since_ms)
 
-        self.scene.wait(flows, what, seconds)
+        self._scene.wait(flows, what, seconds)
 
     def _pause(self, seconds: float) -> None:
-        if seconds > 0 and self.scene.stopping.wait(seconds):
+        if seconds > 0 and self._scene.stopping.wait(seconds):
             raise StageError("the run ends")
 
     def _possible(self, fault: Fault) -> object:
         try:
-            return fault.possible(self.scene)
+            return fault.possible(self._scene)
         except _FAILURES:
             return False
 
@@ -219,8 +218,8 @@ class Torture:
     def _drain(self) -> None:
         """Wait until nothing is on its way."""
         self._say("draining")
-        self.scene.control.sending = False
-        self.scene.save_control()
+        self._scene.control.sending = False
+        self._scene.save_control()
         began_s = time.monotonic()
 
         def drained() -> bool:
@@ -230,29 +229,29 @@ class Torture:
             return not self._story.open
 
         with contextlib.suppress(StageError):
-            self.scene.wait(drained, "the end of all messages", _DRAIN_S)
+            self._scene.wait(drained, "the end of all messages", _DRAIN_S)
         # Copies come soon after, if at all.
         self._pause(5)
         self._read_outcomes()
         self._story.add(self._reader.new_rows())
-        self.result.drain_s = time.monotonic() - began_s
-        self.result.unfinished = len(self._story.open)
+        self._result.drain_s = time.monotonic() - began_s
+        self._result.unfinished = len(self._story.open)
 
     def _read_outcomes(self) -> None:
         """Add the records of the outcomes topics to the story."""
         cancelled = self._story.cancelled
-        client = quiet_client(self.scene.broker.connection)
+        client = quiet_client(self._scene.broker.connection)
         with contextlib.closing(client), contextlib.suppress(BrokerError):
-            for stage in self.scene.stages:
-                topic = self.scene.description(stage).outcomes_topic
-                for message in stored_messages(client, self.scene.admin, topic.full):
+            for stage in self._scene.stages:
+                topic = self._scene.description(stage).outcomes_topic
+                for message in stored_messages(client, self._scene.admin, topic.full):
                     outcome = Outcome.read(message.properties)
                     row = Cancelled.of(outcome, outcome.id, message.publish_ms)
                     if outcome.id in cancelled and row not in cancelled[outcome.id]:
                         self._story.add([row])
 
     def _audit(self) -> None:
-        story, result = self._story, self.result
+        story, result = self._story, self._result
         result.violations = violations(story)
         late_ms = sorted(
             min(row.received_ms for row in rows) - story.sent[name].due_ms
@@ -262,7 +261,7 @@ class Torture:
         for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
             at = min(int(len(late_ms) * share), len(late_ms) - 1)
             result.late_ms[name] = late_ms[at] if late_ms else 0
-        result.ended = {name: part.ended for name, part in self.scene.parts.items() if part.ended}
+        result.ended = {name: part.ended for name, part in self._scene.parts.items() if part.ended}
         places = sum(
             len(found) - 1 for name in story.received for found in story.arrivals(name).values()
         )

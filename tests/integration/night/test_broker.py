@@ -122,15 +122,6 @@ def test_two_starts_at_once_make_one_broker(own: EmbeddedBroker) -> None:
     assert str(own.status().pid) in str(refused)
 
 
-def test_a_broker_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
-    broker = EmbeddedBroker("test", directory=tmp_path, conf={"webServicePortTls": "not-a-port"})
-    with pytest.raises(BrokerError) as caught:
-        broker.start()
-    assert "before it was ready" in str(caught.value)
-    assert str(broker.log_file) in str(caught.value)
-    assert not broker.status().running
-
-
 def test_the_broker_ends_when_its_parent_dies(tmp_path: Path) -> None:
     program = (
         "import sys; from delaylevel.broker import EmbeddedBroker\n"

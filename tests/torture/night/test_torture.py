@@ -1,4 +1,4 @@
-"""Tests of a whole run, and of the injection of faults."""
+"""A test of a whole run."""
 
 from __future__ import annotations
 
@@ -9,37 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from torture.faults import Fault, Undo
-from torture.run import Current, Torture
-from torture.scene import Scene, StageError
+from torture.run import Torture
+from torture.scene import Scene
 from torture.stage import stages
 
 MINUTES = float(os.environ.get("TORTURE_MINUTES", "5"))
 SEED = int(os.environ.get("TORTURE_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
-
-
-def test_a_fault_that_fails_half_way_is_undone(tmp_path: Path) -> None:
-    undone: list[int] = []
-
-    def repair(number: int) -> None:
-        undone.append(number)
-        if number == 2:
-            raise StageError("no repair")
-
-    def inject(_scene: Scene, _chosen: random.Random, undo: Undo) -> None:
-        for number in (1, 2, 3):
-            undo.callback(repair, number)
-        raise StageError("half-way")
-
-    scene = Scene(tmp_path / "run", stages(once=True, function=False), 1, print)
-    run = Torture(scene, 1.0, (Fault("planted", (0.0, 0.0), inject),))
-    current: list[Current] = []
-    run.inject(current)
-    run.scene.close()
-    (blow,) = run.result.blows
-    assert (current, undone, blow.lasted_s) == ([], [3, 2, 1], 0)
-    assert "half-way" in blow.failure
-    assert "no repair" in blow.failure
 
 
 @pytest.mark.broker
