@@ -254,15 +254,11 @@ def skewed(java_classes: Path, connection: Connection) -> Iterator[Callable[...,
 
 
 @pytest.fixture
-def bytes_keys(skewed: Callable[..., None]) -> Callable[..., None]:
-    """``bytes_keys(topic, "ordering", key, value, properties=…)``: publish with a key of bytes.
+def ordered(skewed: Callable[..., None]) -> Callable[..., None]:
+    """``ordered(topic, key, value, properties=…)``: publish with an ordering key of bytes."""
 
-    The kind ``key`` stands for a partition key.
-    """
-
-    def publish(topic: str, kind: str, key: bytes, value: bytes, **fields: Any) -> None:
-        field = {"ordering": "orderingKey", "key": "keyBytes"}[kind]
-        skewed(topic, 0, value, batching=True, **{field: b64(key)}, **fields)
+    def publish(topic: str, key: bytes, value: bytes, **fields: Any) -> None:
+        skewed(topic, 0, value, batching=True, orderingKey=b64(key), **fields)
 
     return publish
 

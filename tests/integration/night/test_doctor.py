@@ -12,12 +12,10 @@ import pytest
 from delaylevel import topics
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.doctor import CHECKS, Finding, State, examine
-from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from support.fakes import SkewedClock
 from support.world import RealWorld
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=4)))
@@ -27,12 +25,11 @@ NAMESPACE = "namespaces/{target.namespace_path}"
 class Ward:
     """A healthy setup, and the means to break it."""
 
-    def __init__(self, world: RealWorld, connection: Connection, skewed: Callable[[], Any]) -> None:
-        self.world, self.connection, self.skewed = world, connection, skewed
+    def __init__(self, world: RealWorld, connection: Connection) -> None:
+        self.world, self.connection = world, connection
         self.description = world.level_topic(MINUTES)
         self.target = TopicName.parse(self.description.targets[0])
         self.delivery = Delivery.AT_LEAST_ONCE
-        self.clock: Clock | None = None
         self.mover = world.mover(self.description)
         self.consumer = world.plain_client.subscribe(
             self.target.full, "app", consumer_type=pulsar.ConsumerType.Shared
@@ -40,15 +37,15 @@ class Ward:
 
     def findings(self) -> list[Finding]:
         topic = self.description.topic
-        return list(examine(self.connection, topic, delivery=self.delivery, clock=self.clock))
+        return list(examine(self.connection, topic, delivery=self.delivery))
 
     def failed(self) -> set[str]:
         return {item.check for item in self.findings() if item.state is State.FAILED}
 
 
 @pytest.fixture
-def ward(world: RealWorld, connection: Connection, request: pytest.FixtureRequest) -> Ward:
-    return Ward(world, connection, lambda: request.getfixturevalue("skewed"))
+def ward(world: RealWorld, connection: Connection) -> Ward:
+    return Ward(world, connection)
 
 
 def test_a_healthy_setup_has_no_findings(ward: Ward) -> None:
@@ -85,12 +82,6 @@ def subscription_gone(ward: Ward) -> None:
     ward.world.admin.delete_subscription(name, SUBSCRIPTION)
 
 
-def producer_ahead(ward: Ward) -> None:
-    due = {"delaylevel.due": str(SystemClock().now_ms() + 150_000)}
-    properties = {**due, "delaylevel.target": ward.target.full}
-    ward.skewed()(ward.description.name.partition(1).full, 45_000, b"x", properties=properties)
-
-
 def many_holes(ward: Ward) -> None:
     producer = ward.world.plain_client.create_producer(
         ward.target.full, batching_enabled=False, max_pending_messages=5000
@@ -118,7 +109,6 @@ OF_TARGET = "{target.rest_path}"
 PLANTED: dict[str, tuple[str, Callable[[Ward], object]]] = {
     "unreachable_broker": ("broker", connects(service_url="pulsar://127.0.0.1:1")),
     "unreachable_admin": ("broker", connects(admin_url="http://127.0.0.1:1")),
-    "wrong_clock": ("clock", lambda ward: setattr(ward, "clock", SkewedClock(-60_000))),
     "ttl_of_a_topic": ("topic policies", ttl_of_a_topic),
     "may_be_deleted": ("topic policies", may_be_deleted),
     "eviction": ("backlog quota", policy(f"{NAMESPACE}/backlogQuota", EVICTION)),
@@ -140,7 +130,6 @@ PLANTED: dict[str, tuple[str, Callable[[Ward], object]]] = {
         "deduplication",
         lambda ward: setattr(ward, "delivery", Delivery.EFFECTIVELY_ONCE),
     ),
-    "producer_ahead": ("producer clocks", producer_ahead),
     "many_holes": ("ack holes", many_holes),
 }
 

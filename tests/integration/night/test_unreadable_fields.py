@@ -6,7 +6,6 @@ client can: here, the builder of the Python client's core, which is the C++ clie
 
 from __future__ import annotations
 
-import base64
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from support.world import RealWorld
 HOUR = 3_600_000
 HOURS = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=4)))
 BAD = b"\xff\xfeA"
-ENCODED = base64.b64encode(BAD).decode()
 READABLE = [b"first", b"second", b"third", b"last"]
 #: Unreadable messages, and the reasons for which they are dead letters.
 REASONS = {
@@ -36,7 +34,7 @@ REASONS = {
 
 def test_a_mover_delivers_the_others_views_show_all_and_a_replay_refuses_them(
     world: RealWorld,
-    bytes_keys: Callable[..., None],
+    ordered: Callable[..., None],
     parked: Callable[..., dict[str, str]],
     invoke: Callable[..., Result],
     clock: Any,
@@ -53,7 +51,7 @@ def test_a_mover_delivers_the_others_views_show_all_and_a_replay_refuses_them(
         producer._producer.send(builder.build())
 
     sends = (
-        lambda: bytes_keys(topic, "ordering", BAD, b"ordering", properties=properties),
+        lambda: ordered(topic, BAD, b"ordering", properties=properties),
         lambda: bad(b"key", partition_key=BAD),
         lambda: bad(b"properties", partition_key="k", properties={**properties, "mine": BAD}),
         producer.close,
@@ -93,19 +91,3 @@ def test_a_mover_delivers_the_others_views_show_all_and_a_replay_refuses_them(
     assert not any(one.done for one in answer)
     assert Counter(one.reason for one in answer) == report.dead
     assert letters() == REASONS
-
-
-def test_a_key_given_as_bytes_arrives_as_its_base64_text(
-    world: RealWorld,
-    bytes_keys: Callable[..., None],
-    parked: Callable[..., dict[str, str]],
-    clock: Any,
-) -> None:
-    # The limit that README.md names: the client can neither read nor set the mark of such a key.
-    description = world.level_topic(HOURS)
-    topic, properties = description.name.partition(1).full, parked(clock.now_ms())
-    bytes_keys(topic, "key", BAD, b"body", properties=properties)
-    clock.advance(5 * HOUR)
-    world.mover(description, clock).run_once()
-    (message,) = world.stored(description.targets[0])
-    assert (message.key, message.value) == (ENCODED, b"body")

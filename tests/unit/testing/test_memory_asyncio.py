@@ -14,7 +14,6 @@ import pytest
 
 import delaylevel.asyncio
 from delaylevel.cluster import threads
-from delaylevel.consumer import Listeners, ReceivedMessage
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import Selection
 from delaylevel.testing import MemoryPulsar
@@ -101,24 +100,6 @@ def test_errors_are_those_of_pulsar_asyncio() -> None:
         assert len(memory.pending("orders")) == 1
 
     run(scenario)
-
-
-@pytest.mark.parametrize("in_loop", [False, True])
-def test_system_exit_in_a_coroutine_is_a_failed_attempt(in_loop: bool) -> None:
-    with MemoryPulsar() as memory:
-        app = Listeners(memory.client())
-
-        @app.on("orders", subscription="billing", retry=False)
-        async def bill(message: ReceivedMessage) -> None:
-            raise SystemExit(1)
-
-        memory.client().create_producer("orders").send(b"x")
-        if in_loop:
-            asyncio.run(memory.advance_async(timedelta(0)))
-        else:
-            memory.advance(timedelta(0))
-        (dead,) = memory.delivered("orders-billing-DLQ")
-        assert dead.properties["delaylevel.reason"] == "attempt 1 failed: SystemExit: 1"
 
 
 def test_what_is_pending() -> None:

@@ -370,7 +370,7 @@ def test_listeners_go_on_when_the_broker_is_back_and_handle_nothing_again(
 
 
 def test_what_cannot_be_copied_comes_again_or_is_a_dead_letter(
-    world: RealWorld, runner: AppRunner, bytes_keys: Callable[..., None], tmp_path: Path
+    world: RealWorld, runner: AppRunner, ordered: Callable[..., None], tmp_path: Path
 ) -> None:
     """An encrypted message is never stored in clear text."""
     openssl = shutil.which("openssl")
@@ -398,7 +398,7 @@ def test_what_cannot_be_copied_comes_again_or_is_a_dead_letter(
     members = topics.describe(world.admin, runner.topic).members()
     copies = [world.topic("orders-billing-DLQ"), *(each.topic.full for each in members)]
     assert not any(map(world.stored, copies))
-    bytes_keys(runner.topic, "ordering", b"\xff\xfe", b"pay", properties={})
+    ordered(runner.topic, b"\xff\xfe", b"pay", properties={})
     world.eventually(lambda: world.stored(copies[0]), "the dead letter")
     (letter,) = world.stored(copies[0])
     assert letter.value == b"pay"
