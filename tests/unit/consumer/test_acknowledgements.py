@@ -21,8 +21,7 @@ from delaylevel.consumer.handled_ids import HandledIds
 from delaylevel.consumer.host import Handling, Unfinished
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.retry import Decision, Verdict
-from delaylevel.consumer.retry_publisher import CannotParkError
-from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
+from delaylevel.errors import UnsupportedOptionError
 from support.fakes import HandClock
 from support.world import eventually
 
@@ -202,19 +201,6 @@ def test_the_broker_keeps_a_message_that_cannot_be_stored_elsewhere(
     assert (scene.consumer.returned, scene.consumer.acknowledged) == (["a"], [])
     assert scene.unfinished.count == 0
     assert "it was encrypted" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "error", [CannotParkError("too large"), DelayTooLongError("", delay_ms=2, maximum_delay_ms=1)]
-)
-def test_what_can_never_be_parked_is_a_dead_letter(scene: Scene, error: Exception) -> None:
-    scene.publisher.answers = [error, None]
-    scene.fail()
-    scene.work()
-    assert scene.publisher.calls == [PARK.delay, None]
-    assert scene.consumer.acknowledged == ["a"]
-    counts = scene.listener.stats.counts()
-    assert (counts.retried, counts.dead) == (0, 1)
 
 
 def test_there_is_a_limit_to_unfinished_messages(scene: Scene) -> None:

@@ -97,15 +97,6 @@ def scene(request: pytest.FixtureRequest, memory_pulsar: MemoryPulsar) -> Iterat
     made.app.close()
 
 
-@pytest.mark.parametrize("after", [timedelta(days=31), timedelta(days=3_000_000)])
-def test_a_retry_that_no_level_topic_takes_is_a_dead_letter(scene: Scene, after: timedelta) -> None:
-    scene.fail(Retry(after=after))
-    scene.memory.advance(DAY)
-    assert scene.attempts == [1]
-    (reason,) = scene.reasons()
-    assert "cannot be retried: " in reason
-
-
 def test_a_delay_that_fits_only_without_its_jitter_is_refused_at_the_start(scene: Scene) -> None:
     with pytest.raises(DelayTooLongError, match="a delay of 33d is beyond the longest level"):
         scene.on(scene.add, retry=Backoff("30d", jitter=0.1))
@@ -267,6 +258,7 @@ class BrokenError(Exception):
         (ValueError("a \ud800 b\n" * 5000), False, "ValueError: a \\ud800 b a"),
         (Retry("1h"), False, "retry=False"),
         (Retry("400d"), ONCE, "cannot be retried: a delay of 400d"),
+        (Retry(after=timedelta(days=3_000_000)), ONCE, "cannot be retried: "),
     ],
 )
 def test_a_message_without_another_attempt_becomes_a_dead_letter(

@@ -528,10 +528,3 @@ def test_a_level_topic_that_needs_a_later_version_has_another_remedy(cluster: Ma
         found = asked.findings(topic)["level topic"]
         assert "format 2" in found.says
         assert "docs/operations.md" in found.remedies[0]
-
-
-def test_commands_of_remedies_are_quoted(cluster: Make) -> None:
-    name = "persistent://public/default/an order"
-    asked = cluster(replace(TRACKER, targets=("an order", "orders")))
-    lifecycle.pause(asked.admin, NAME.full, name, asked.memory.clock)
-    assert f"--target '{name}'`" in asked.wrong()["pauses"]

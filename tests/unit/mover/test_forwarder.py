@@ -98,7 +98,6 @@ def forward(
     rows: Sequence[ParkedMessage],
     description: LevelTopicDescription,
     role: Role = Role.LEVEL,
-    now_ms: Callable[[], int] = lambda: T0,
 ) -> tuple[ForwardReport, dict[str, list[bytes | None]], int]:
     """Forward messages of a partition.
 
@@ -111,7 +110,6 @@ def forward(
         topics.create(memory.admin, description)
         client = NativeClient(memory.client())
         clock = SteadyClock(memory.clock)
-        clock.wall_ms = now_ms
         moving = Forwarder(client, memory.admin, description, clock, start=_at_once)
         assert moving.forward_all(source, rows) == len(rows)
         report = moving.flush()
@@ -173,14 +171,6 @@ def test_few_messages_have_a_callback(window: FinalWindow, hours: int, role: Rol
     assert [len(values) for values in stored.values()] == [1000]
     assert (report.total, report.latest_ms) == (1000, 0 if hours else 999)
     assert called == 4
-
-
-def test_the_clock_is_read_every_256_messages() -> None:
-    times = iter(range(T0, T0 + 100 * HOUR, HOUR))
-    rows = [raw(number, {DUE: str(T0 + 6 * HOUR), TARGET: ORDERS}) for number in range(600)]
-    _, stored, _ = forward(rows, describe(final_window=BROKER), now_ms=lambda: next(times))
-    found = {topic.rpartition("-")[2]: len(values) for topic, values in stored.items()}
-    assert found == {"5": 256, "4": 256, "3": 88}
 
 
 # -- with topics that fail as scripted
