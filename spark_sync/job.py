@@ -88,8 +88,6 @@ _DEFAULTS = {
 
 log = logging.getLogger(__name__)
 
-# Minimum interval between two requests to the broker for the log, however many batches there are.
-_LOG_EVERY_S = 5.0
 #: The statistics of a batch: the numbers of messages by outcome, and ``latest_ms``, by level topic.
 Report = Mapping[str, Mapping[str, int]]
 
@@ -124,7 +122,7 @@ class JobMovers:
 
     def lag_ms(self) -> int | None:
         """Return how long the oldest ready message has been waiting, ms; None if unknown."""
-        found = self.members.read_all(self.descriptions, _LOG_EVERY_S).values()
+        found = self.members.read_all(self.descriptions).values()
         behind_ms = [each.behind_ms for each in found if each is not None]
         return max(behind_ms) if len(behind_ms) == len(found) else None
 

@@ -13,11 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from delaylevel.dispatcher.stats import OwnerStats, format_lateness, quantile_ms, total_lateness
-from delaylevel.model.formatting import format_duration
-from delaylevel.model.level_topic import LEVEL_SUFFIX, Role
+from delaylevel.model.level_topic import LEVEL_SUFFIX
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.service import MoverStats
-from delaylevel.topics.status import LevelTopicStatus
 
 from .live import Starting
 from .output import note
@@ -27,10 +25,6 @@ if TYPE_CHECKING:
 
 # Time between two lines on the progress: on a terminal, and in a log.
 _TERMINAL_EVERY_S, _LOG_EVERY_S = 10.0, 60.0
-# Time before a line at which the broker is asked for what waits.
-_REQUEST_S = 3.0
-# A commit may take some tenths of a second; the broker's statistics are some seconds old.
-_USUAL_MS, _USUAL_BEHIND_MS = 1_000, 5_000
 
 
 @dataclass(frozen=True)
@@ -41,8 +35,6 @@ class TopicProgress:
         topic: the name of the business topic, if the level topic has the usual name.
         mover: the state of its mover in this process; None without one.
         window: the numbers of its window partitions in this process, by their states.
-        pending, held, next_due: what waits in it, for all processes that serve it; None if the
-            broker's statistics are not known. The numbers are those of entries.
     """
 
     topic: str
@@ -51,27 +43,18 @@ class TopicProgress:
     released: int
     window: str
     p99_ms: int | None
-    pending: int | None = None
-    held: int | None = None
-    next_due: str | None = None
 
     @property
-    def counts(self) -> tuple[int | None, ...]:
+    def counts(self) -> tuple[int, int]:
         """The numbers; a line that has others is worth printing."""
-        return self.moved, self.released, self.pending, self.held
+        return self.moved, self.released
 
     def __str__(self) -> str:
-        known = "" if self.pending is None else f": {self.pending:,} entries pending"
-        parts = [f"{self.topic}{known}"]
-        if self.next_due is not None:
-            parts.append(f"next due {self.next_due}")
-        parts.append(f"{self.moved:,} moved (mover {self.mover or 'elsewhere'})")
+        parts = [f"{self.topic}: {self.moved:,} moved (mover {self.mover or 'elsewhere'})"]
         if self.window:
             parts.append(f"{self.released:,} released ({self.window} window partitions)")
         if self.p99_ms is not None:
             parts.append(f"p99 {format_lateness(self.p99_ms)} late")
-        if self.held:
-            parts.append(f"{self.held:,} held")
         return "; ".join(parts)
 
 
@@ -79,14 +62,8 @@ def progress_of(
     movers: Mapping[str, MoverStats],
     owners: Mapping[tuple[str, int], OwnerStats],
     releases: Mapping[str, int],
-    members: Mapping[str, LevelTopicStatus | None],
-    now_ms: int,
 ) -> list[TopicProgress]:
-    """Return the progress of each level topic.
-
-    Args:
-        members: the broker's statistics by level topic; None if they are not known.
-    """
+    """Return the progress of each level topic."""
     rows = []
     for topic in sorted({*movers, *releases, *(topic for topic, _ in owners)}):
         mine = {index: stats for (name, index), stats in owners.items() if name == topic}
@@ -95,7 +72,7 @@ def progress_of(
         usual = states.pop("releasing", 0)
         shown = [str(usual)] if usual else []
         shown += [f"{count} {state}" for state, count in sorted(states.items())]
-        mover, name, found = movers.get(topic), TopicName.parse(topic), members.get(topic)
+        mover, name = movers.get(topic), TopicName.parse(topic)
         if name.local.startswith("_") and name.local.endswith(LEVEL_SUFFIX):
             name = replace(name, local=name.local[1 : -len(LEVEL_SUFFIX)])
         rows.append(
@@ -106,9 +83,6 @@ def progress_of(
                 releases.get(topic, 0),
                 " + ".join(shown),
                 quantile_ms(total_lateness(mine.values()), 0.99) if mine else None,
-                None if found is None else _pending(mine, found),
-                None if found is None else found.entries(Role.HELD),
-                None if found is None else _next_due(mine, found, now_ms),
             )
         )
     return rows
@@ -119,37 +93,6 @@ def totals(rows: Sequence[TopicProgress]) -> tuple[int, int]:
     return sum(row.moved for row in rows), sum(row.released for row in rows)
 
 
-def _pending(mine: Mapping[int, OwnerStats], found: LevelTopicStatus) -> int:
-    """Return the number of entries that wait in a level topic; a batch is one.
-
-    The window partitions of this process know their messages, each of which counts; of the others,
-    the broker's backlog counts, which includes some that are released.
-    """
-    here = sum(stats.pending + stats.in_flight for stats in mine.values())
-    elsewhere = (row for row in found.rows(Role.WINDOW) if row.partition not in mine)
-    window = here + sum(row.backlog_entries for row in elsewhere)
-    return found.backlog_entries + window + found.entries(Role.HELD)
-
-
-def _next_due(mine: Mapping[int, OwnerStats], found: LevelTopicStatus, now_ms: int) -> str | None:
-    """Return when the next message is due; of parked ones, the broker tells the earliest time."""
-    dues = [stats.next_due_ms for stats in mine.values() if stats.next_due_ms is not None]
-    due_ms = min(dues, default=None)
-    if due_ms is not None and due_ms < now_ms - _USUAL_MS:
-        return f"overdue {format_duration(now_ms - due_ms)}"
-    behind_ms, levels = found.behind_ms, found.description.levels
-    if behind_ms > max(levels.smallest_lead_ms, _USUAL_BEHIND_MS):
-        return f"behind {format_duration(behind_ms)}"
-    bounds = [
-        row.oldest_hand_off_ms + levels[row.level].lead_ms
-        for row in found.partitions
-        if row.oldest_hand_off_ms is not None
-    ]
-    if due_ms is not None and due_ms <= min(bounds, default=due_ms):
-        return f"in {format_duration(max(0, due_ms - now_ms))}"
-    return f"after {format_duration(max(0, min(bounds) - now_ms))}" if bounds else None
-
-
 class ServiceProgress:
     """The progress of a service: now and then, a line for each level topic with other numbers."""
 
@@ -157,7 +100,7 @@ class ServiceProgress:
         self._service = service
         self._start = start
         self._states: dict[str, tuple[str, str]] = {}
-        self._told: dict[str, tuple[int | None, ...]] = {}
+        self._told: dict[str, tuple[int, int]] = {}
         self._every_s = _TERMINAL_EVERY_S if sys.stderr.isatty() else _LOG_EVERY_S
         self._line_s = time.monotonic() + self._every_s
 
@@ -167,8 +110,6 @@ class ServiceProgress:
             return
         self._tell_states()
         now_s = time.monotonic()
-        if now_s >= self._line_s - _REQUEST_S:
-            self._service.members()
         if now_s >= self._line_s:
             self._line_s = now_s + self._every_s
             for row in self._rows():
@@ -178,7 +119,7 @@ class ServiceProgress:
 
     def end(self) -> None:
         """Print the totals."""
-        moved, released = totals(self._rows(ends=True))
+        moved, released = totals(self._rows())
         mover = f"{moved:,} messages moved, " if self._service.movers else ""
         note(f"{mover}{released:,} {'' if mover else 'messages '}released.")
 
@@ -195,16 +136,13 @@ class ServiceProgress:
             elif stats.state == "moving" and before != "failing":
                 note(f"{topic}: moving its messages")
 
-    def _rows(self, *, ends: bool = False) -> list[TopicProgress]:
+    def _rows(self) -> list[TopicProgress]:
         owners: dict[tuple[str, int], OwnerStats] = {}
         releases: dict[str, int] = {}
         for each in self._service.dispatchers:
             owners |= each.stats()
             releases |= each.released()
-        # They request others in the background, where the end of the process would stop them.
-        members = {} if ends else self._service.members()
-        now_ms = time.time_ns() // 1_000_000
-        return progress_of(self._movers(), owners, releases, members, now_ms)
+        return progress_of(self._movers(), owners, releases)
 
     def _movers(self) -> dict[str, MoverStats]:
         return {

@@ -26,11 +26,8 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mov
 from delaylevel.mover.reporting import MoverReporter, lock_check
 from delaylevel.mover.service import MoverService, check_movable
 from delaylevel.topics import roster
-from delaylevel.topics.status import LevelTopicStatus
 from delaylevel.web.reports import Collectors, ProbeCheck, Reporter
 
-# Time for which the broker's statistics of what waits are used again.
-_MEMBERS_S = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -109,14 +106,6 @@ class LocalService:
         if self._dispatcher is not None:
             found = {item.topic: item for item in self._dispatcher.descriptions} | found
         return tuple(found[topic] for topic in sorted(found))
-
-    def members(self) -> dict[str, LevelTopicStatus | None]:
-        """Return the broker's last statistics by level topic, without waiting for them.
-
-        They are requested again after some seconds, while somebody asks; None until then.
-        """
-        cache = self._movers.members
-        return {item.topic: cache.latest(item, _MEMBERS_S) for item in self.descriptions}
 
     def start_checks(self) -> list[ProbeCheck]:
         """Return the conditions under which the start is over: locks, and partitions read.

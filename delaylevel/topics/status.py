@@ -14,7 +14,7 @@ from itertools import chain, groupby
 from typing import Any
 
 from delaylevel.cluster.port import ClientStats, PartitionStats, SubscriptionStats, TopicAdmin
-from delaylevel.cluster.threads import in_background, in_parallel
+from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import BrokerUnreachableError, DelayLevelError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, shell
@@ -330,16 +330,13 @@ class StatusCache:
         self._read = read
         self._requesting = threading.Lock()
         self._found: dict[str, tuple[float, _Answer]] = {}  # with its time, in s
-        self._awaited: set[str] = set()
 
-    def read(
-        self, description: LevelTopicDescription, fresh_s: float = _FRESH_S
-    ) -> LevelTopicStatus | None:
+    def read(self, description: LevelTopicDescription) -> LevelTopicStatus | None:
         """Return the status of a level topic; None if the broker does not report it."""
-        return _known(self._answer(description, fresh_s))
+        return _known(self._answer(description))
 
     def read_all(
-        self, descriptions: Iterable[LevelTopicDescription], fresh_s: float = _FRESH_S
+        self, descriptions: Iterable[LevelTopicDescription]
     ) -> dict[str, LevelTopicStatus | None]:
         """Return the status of level topics by name; None for those not reported.
 
@@ -348,30 +345,15 @@ class StatusCache:
         found: dict[str, LevelTopicStatus | None] = {}
         silent = False
         for description in descriptions:
-            answer = None if silent else self._answer(description, fresh_s)
+            answer = None if silent else self._answer(description)
             silent |= isinstance(answer, BrokerUnreachableError) and not answer.address
             found[description.topic] = _known(answer)
         return found
 
-    def latest(self, description: LevelTopicDescription, fresh_s: float) -> LevelTopicStatus | None:
-        """Return the last status without waiting; if it is old, a thread requests another one."""
-        topic = description.topic
-        if self._fresh(description, fresh_s) is None and topic not in self._awaited:
-            self._awaited.add(topic)
-
-            def look() -> None:
-                try:
-                    self.read(description, fresh_s)
-                finally:
-                    self._awaited.discard(topic)
-
-            in_background(look)
-        return _known(self._found.get(topic, (0.0, None))[1])
-
-    def _answer(self, description: LevelTopicDescription, fresh_s: float) -> _Answer:
+    def _answer(self, description: LevelTopicDescription) -> _Answer:
         with self._requesting:
-            found = self._fresh(description, fresh_s)
-            if found is None:
+            found = self._found.get(description.topic)
+            if found is None or time.monotonic() - found[0] > _FRESH_S:
                 answer: _Answer
                 try:
                     answer = self._read(description)
@@ -379,12 +361,6 @@ class StatusCache:
                     answer = error
                 found = self._found[description.topic] = time.monotonic(), answer
             return found[1]
-
-    def _fresh(
-        self, description: LevelTopicDescription, fresh_s: float
-    ) -> tuple[float, _Answer] | None:
-        found = self._found.get(description.topic)
-        return found if found and time.monotonic() - found[0] <= fresh_s else None
 
 
 def _known(answer: _Answer | None) -> LevelTopicStatus | None:
