@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -97,17 +97,16 @@ def list_(
     have dead letters are named. Nothing is acknowledged or moved.
     """
     with _connected(settings, topic, subscription) as place:
-        rows = [
-            _view(letter)
+        view = _view if output in ("json", "jsonl") else _table_view
+        rows = (
+            view(letter)
             for letter in deadletters.dead_letters(*place.arguments, place.source)
             if reason is None or reason in letter.reason
-        ]
+        )
+        emit(rows, _LIST, output, empty=f"No dead letters of {place.owner}.")
         others = []
         if place.source is None:
             others = subscriptions_with_dead_letters(place.admin, place.described)
-    if output not in ("json", "jsonl"):
-        rows = [_with_time(row) for row in rows]
-    emit(rows, _LIST, output, empty=f"No dead letters of {place.owner}.")
     for business, name, entries in others:
         command = f"delaylevel dlq list {shell(business.short)} --subscription {shell(name)}"
         note(f"Subscription {name} of {business.short} has dead letters ({entries:,}): `{command}`")
@@ -127,10 +126,12 @@ def show(
     """
     with _connected(settings, topic, subscription) as place:
         letter = deadletters.find(*place.arguments, id_, place.source)
-    row = {**_view(letter), **_content(letter)}
-    if output not in ("json", "jsonl"):
-        row["properties"] = [f"{key}={value}" for key, value in row["properties"].items()]
-        row = _with_time(row)
+    content = _content(letter)
+    if output in ("json", "jsonl"):
+        row = {**_view(letter), **content}
+    else:
+        properties = [f"{key}={value}" for key, value in content["properties"].items()]
+        row = {**_table_view(letter), **content, "properties": properties}
     emit_one(row, _SHOW, output)
 
 
@@ -220,33 +221,26 @@ def discard(
 
 
 def _finish(
-    letters: Sequence[Disposed], *, target: str | None, missing: Iterable[Position], output: str
+    letters: Iterable[Disposed], *, target: str | None, missing: Iterable[Position], output: str
 ) -> None:
     """Print a row for each chosen dead letter, and for each ID that names none."""
-    rows: list[dict[str, Any]] = [
-        {
-            "id": str(one.letter.position),
-            "outcome": one.outcome,
-            "message_id": one.letter.message.properties.get(ID),
-            "target": target or one.letter.target,
-            "reason": one.reason or None,
-        }
-        for one in letters
-    ]
-    known = {one.letter.position for one in letters}
-    rows += [
-        {"id": str(position), "outcome": "not found", "reason": _NOT_FOUND}
-        for position in dict.fromkeys(missing)
-        if position not in known
-    ]
-    finish(
-        rows,
-        _DISPOSED,
-        output,
-        done=sum(one.done for one in letters),
-        of=len(rows),
-        empty="There is no such dead letter.",
-    )
+    not_found = dict.fromkeys(missing)
+
+    def rows() -> Iterator[tuple[dict[str, Any], bool]]:
+        for one in letters:
+            not_found.pop(one.letter.position, None)
+            row = {
+                "id": str(one.letter.position),
+                "outcome": one.outcome,
+                "message_id": one.letter.message.properties.get(ID),
+                "target": target or one.letter.target,
+                "reason": one.reason or None,
+            }
+            yield row, one.done
+        for position in not_found:
+            yield {"id": str(position), "outcome": "not found", "reason": _NOT_FOUND}, False
+
+    finish(rows(), _DISPOSED, output, empty="There is no such dead letter.")
 
 
 class _Place(NamedTuple):
@@ -309,10 +303,11 @@ def _view(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _with_time(row: dict[str, Any]) -> dict[str, Any]:
+def _table_view(letter: DeadLetter) -> dict[str, Any]:
     """Return a row with its due time as a number if it is one; it may be any text."""
-    due = row["due"]
-    return {**row, "due": int(due) if due is not None and re.fullmatch(r"\d{1,18}", due) else due}
+    due = letter.due
+    number = due is not None and re.fullmatch(r"\d{1,18}", due)
+    return {**_view(letter), "due": int(number[0]) if number else due}
 
 
 def _content(letter: DeadLetter) -> dict[str, Any]:

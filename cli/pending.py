@@ -342,11 +342,10 @@ def _change(
             results = changes.change_messages(opened, look, chosen, change, timeout_s, note)
         # Nothing that can fail stands between the changes and their rows.
         finish(
-            [one.view for one in results],
+            [(one.view, one.done) for one in results],
             columns,
             output,
-            done=sum(one.done for one in results),
-            of=len(results) + held,
+            others=held,
             empty="No message matches.",
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -26,14 +26,23 @@ def emit(
 ) -> None:
     """Print rows on stdout. For a table without rows, print ``empty`` on stderr instead.
 
-    On a terminal, a table fits the width, and a legend follows it. In a pipe nothing is cut.
+    On a terminal, a table fits the width, and a legend follows it. In a pipe nothing is cut. Rows
+    that come before an error are printed.
     """
-    listed = list(rows)
+    if output == "jsonl":
+        for row in rows:
+            click.echo(_json(row, output))
+        return
+    listed: list[Mapping[str, Any]] = []
+    try:
+        for row in rows:
+            listed.append(row)
+    except BaseException:
+        if listed:
+            emit(listed, columns, output, legend=legend)
+        raise
     if output == "json":
         click.echo(_json(listed, output))
-    elif output == "jsonl":
-        for row in listed:
-            click.echo(_json(row, output))
     elif not listed:
         note(empty)
     else:
@@ -83,21 +92,33 @@ def failure_view(error: BaseException) -> dict[str, Any]:
 
 
 def finish(
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[tuple[Mapping[str, Any], bool]],
     columns: Sequence[Column],
     output: str,
     *,
-    done: int,
-    of: int,
+    others: int = 0,
     empty: str,
 ) -> None:
     """Print a row for each message; end with exit code 1 unless all of them are done.
 
     Args:
-        done: number of messages for which the command did what was asked.
+        rows: each with true if the command did what was asked.
+        others: number of messages without a row, for which it did not.
+        empty: what is said if there is no message.
     """
-    emit(rows, columns, output, empty=empty)
+    done, of = 0, others
+
+    def counted() -> Iterator[Mapping[str, Any]]:
+        nonlocal done, of
+        for row, is_done in rows:
+            done += is_done
+            of += 1
+            yield row
+
+    emit(counted(), columns, output, empty=empty)
     if 0 < of != done:
         note(f"{done:,} of {of:,} messages are done; OUTCOME and REASON say what became of others.")
+    elif not of and output in ("json", "jsonl"):
+        note(empty)
     if not of or done != of:
         click.get_current_context().exit(1)

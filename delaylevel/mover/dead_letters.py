@@ -2,13 +2,16 @@
 
 They are in the level topic's dead-letter topic, unchanged, with the reason. A batched entry is
 acknowledged as a whole: if only some of its messages are removed, the others are appended again.
+There may be any number of them, so only the letters of some entries are in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from delaylevel.cluster.failures import may_pass, translate_errors
@@ -36,6 +39,9 @@ STILL_DEAD = "still dead"
 _OUTCOMES = {"window": "handed off", "due": "delivered", "dead": STILL_DEAD}
 # Dead letters may be large, so the client prefetches few of them.
 _PREFETCH = 100
+# Letters, and bytes, that are read before they are forwarded or deleted, in whole entries.
+_TOGETHER = 1000
+_BYTES_TOGETHER = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -143,12 +149,19 @@ def dead_letters(
         source: another dead-letter topic, that of a subscription, here and in the other functions.
     """
     source = source or source_of(description)
+    return _present(client, admin, source)()
+
+
+def _present(
+    client: Any, admin: TopicAdmin, source: SourcePartition
+) -> Callable[[], Iterator[DeadLetter]]:
+    """Return a function that reads the dead letters that there are now."""
     last = admin.last_message_id(source.name)
     if last is None:
-        return
-    start = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
-    found = read_unacknowledged(client, admin, source, start, last.next_entry, _PREFETCH)
-    yield from map(DeadLetter, found)
+        return lambda: iter(())
+    start, end = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry, last.next_entry
+    read = partial(read_unacknowledged, client, admin, source, start, end, _PREFETCH)
+    return lambda: map(DeadLetter, read())
 
 
 def replay(
@@ -162,7 +175,7 @@ def replay(
     clock: Clock | None = None,
     target_client: Callable[[], Any] | None = None,
     source: SourcePartition | None = None,
-) -> list[Disposed]:
+) -> Iterator[Disposed]:
     """Forward dead letters, as a mover would have forwarded them.
 
     By its due time, a message goes into a level, into the final window, or to the business topic.
@@ -179,70 +192,38 @@ def replay(
             the targets; None to publish with ``client``.
         source: as for :func:`dead_letters`.
 
-    Returns:
-        The chosen dead letters, oldest first, each with its outcome.
+    Yields:
+        The chosen dead letters, oldest first, each with its outcome, while they are replayed: who
+        stops taking outcomes stops the replay.
 
     Raises:
         AlreadyRunningError: another replay or discard is running; nothing was replayed.
-        BrokerError: the dead letters cannot be read; nothing was replayed. A failure of one message
-            is its outcome, and later ones are not tried if its outcome is unknown.
+        BrokerError: no more dead letters can be read. A failure of one message is its outcome, and
+            later ones are not tried if its outcome is unknown.
     """
     steady = SteadyClock(clock or SystemClock())
     source = source or source_of(description)
-    disposed: list[Disposed] = []
+
+    def mended(letter: DeadLetter) -> ParkedMessage:
+        message = letter.mended(target, due_ms)
+        kind = open_envelope(description, source.topic, message).kind
+        if kind is not None and not (target is None and due_ms is None):
+            raise EnvelopeError(
+                f"{env.KIND} is {kind!r}: the target and due time of such a record are those of "
+                "its message; replay it without changing them"
+            )
+        if due_ms is not None:  # as for a new message: a cancellation could not follow it
+            Router(description.levels).decide(due_ms, steady.now_ms())
+        return message
+
     with (
         closing(PartitionLock(client, admin, [source], "dlq")) as lock,
         closing(TargetClients(client, target_client)) as clients,
         closing(Forwarder(client, admin, description, steady, client_of=clients.of)) as forwarder,
     ):
-        letters = list(dead_letters(client, admin, description, source))
-        taken = []
-        ended = ""
-        for letter in filter(chosen, letters):
-            if ended:
-                disposed.append(Disposed(letter, "not tried", ended))
-                continue
-            try:
-                mended = _mended(description, source, letter, target, due_ms, steady.now_ms())
-                forwarder.forward(source, mended)
-                found = forwarder.flush()
-            except EnvelopeError as error:
-                disposed.append(Disposed(letter, STILL_DEAD, error.reason))
-            except DelayLevelError as error:
-                outcome = "unconfirmed" if may_pass(error) else "failed"
-                disposed.append(Disposed(letter, outcome, str(error)))
-                if outcome == "unconfirmed":
-                    ended = "the broker did not confirm another message"
-            except KeyboardInterrupt:
-                ended = "interrupted"
-                disposed.append(Disposed(letter, "unconfirmed", ended))
-            else:
-                taken.append(letter)
-                (name,) = (name for name, count in found.counts().items() if count)
-                reason = "".join(found.dead)
-                disposed.append(Disposed(letter, _OUTCOMES.get(name, name), reason))
-        return _removed(client, lock, source, letters, taken, disposed)
-
-
-def _mended(
-    description: LevelTopicDescription,
-    source: SourcePartition,
-    letter: DeadLetter,
-    target: str | None,
-    due_ms: int | None,
-    now_ms: int,
-) -> ParkedMessage:
-    """Return the message of a dead letter for a replay."""
-    mended = letter.mended(target, due_ms)
-    envelope = open_envelope(description, source.topic, mended)
-    if envelope.kind is not None and not (target is None and due_ms is None):
-        raise EnvelopeError(
-            f"{env.KIND} is {envelope.kind!r}: the target and due time of such a record are those "
-            "of its message; replay it without changing them"
-        )
-    if due_ms is not None:  # as for a new message: a cancellation could not follow it
-        Router(description.levels).decide(due_ms, now_ms)
-    return mended
+        letters = _present(client, admin, source)()
+        forward = partial(_forward, forwarder, source, mended)
+        yield from _dispose(client, lock, source, letters, chosen, forward)
 
 
 def discard(
@@ -252,7 +233,7 @@ def discard(
     chosen: Callable[[DeadLetter], bool],
     count: int,
     source: SourcePartition | None = None,
-) -> list[Disposed]:
+) -> Iterator[Disposed]:
     """Delete dead letters.
 
     Args:
@@ -261,8 +242,8 @@ def discard(
         count: expected number of chosen messages; if it differs, nothing is deleted.
         source: as for :func:`dead_letters`.
 
-    Returns:
-        The chosen dead letters, each with its outcome.
+    Yields:
+        The chosen dead letters, each with its outcome, while they are deleted.
 
     Raises:
         StillPendingError: another number of messages is chosen.
@@ -270,16 +251,20 @@ def discard(
     """
     source = source or source_of(description)
     with closing(PartitionLock(client, admin, [source], "dlq")) as lock:
-        letters = list(dead_letters(client, admin, description, source))
-        taken = [letter for letter in letters if chosen(letter)]
-        if len(taken) != count:
+        read = _present(client, admin, source)
+        found = sum(1 for _ in filter(chosen, read()))
+        if found != count:
             raise StillPendingError(
-                f"{len(taken)} dead letters of {owner_of(description, source)} are chosen, not "
+                f"{found} dead letters of {owner_of(description, source)} are chosen, not "
                 f"{count}: nothing was deleted",
-                len(taken),
+                found,
             )
-        disposed = [Disposed(letter, "discarded") for letter in taken]
-        return _removed(client, lock, source, letters, taken, disposed)
+
+        def gone(picked: Sequence[DeadLetter]) -> _Acted:
+            outcomes = [Disposed(letter, "discarded") for letter in picked]
+            return outcomes, {letter.position for letter in picked}, ""
+
+        yield from _dispose(client, lock, source, read(), chosen, gone)
 
 
 def find(
@@ -303,42 +288,117 @@ def find(
     )
 
 
-def _removed(
+#: What became of letters, the positions of those that may be removed, and the reason to stop.
+_Acted = tuple[list[Disposed], set[Position], str]
+
+
+def _forward(
+    forwarder: Forwarder,
+    source: SourcePartition,
+    mended: Callable[[DeadLetter], ParkedMessage],
+    letters: Sequence[DeadLetter],
+) -> _Acted:
+    """Forward dead letters, all together, or one by one if a topic refuses some of them."""
+    found: dict[Position, Disposed] = {}
+    taken: set[Position] = set()
+    ended = ""
+    groups = [letters]
+    for group in groups:
+        outcome = reason = ""
+        try:
+            for letter in group:
+                try:
+                    forwarder.forward(source, mended(letter), letter)
+                except EnvelopeError as error:
+                    found[letter.position] = Disposed(letter, STILL_DEAD, error.reason)
+            forwarder.flush()
+        except KeyboardInterrupt:
+            outcome, reason = "unconfirmed", "interrupted"
+            ended = reason
+        except DelayLevelError as error:
+            outcome, reason = "failed", str(error)
+            if may_pass(error):
+                outcome, ended = "unconfirmed", "the broker did not confirm another message"
+        for letter, place in forwarder.placed:
+            name, why = place.counter, place.counted_by if place.counter == "dead" else ""
+            found[letter.position] = Disposed(letter, _OUTCOMES.get(name, name), why)
+            taken.add(letter.position)
+        forwarder.placed.clear()
+        rest = [letter for letter in group if letter.position not in found]
+        if outcome == "failed" and len(group) > 1:
+            groups += [[letter] for letter in rest]
+        else:
+            found |= {letter.position: Disposed(letter, outcome, reason) for letter in rest}
+        if ended:
+            break
+    for letter in letters:
+        found.setdefault(letter.position, Disposed(letter, "not tried", ended))
+    return [found[letter.position] for letter in letters], taken, ended
+
+
+def _dispose(
     client: Any,
     lock: PartitionLock,
     source: SourcePartition,
-    letters: Collection[DeadLetter],
-    taken: Collection[DeadLetter],
-    disposed: Sequence[Disposed],
-) -> list[Disposed]:
-    """Acknowledge the entries of the taken letters, after a copy of the others in them.
+    letters: Iterator[DeadLetter],
+    chosen: Callable[[DeadLetter], bool],
+    act: Callable[[Sequence[DeadLetter]], _Acted],
+) -> Iterator[Disposed]:
+    """Act on the chosen letters and remove them, until one is left without a known outcome."""
+    ended = ""
+    with closing(DeadLetterTopic(client, source.topic)) as own:
+        for together in _together(letters):
+            picked = list(filter(chosen, together))
+            if ended or not picked:
+                yield from (Disposed(letter, "not tried", ended) for letter in picked)
+                continue
+            acted, taken, ended = act(picked)
+            left, reason = _remove(lock, own, source, together, taken)
+            for one in acted:
+                if one.done and one.letter.position.entry_start in left:
+                    outcome = "unconfirmed" if one.outcome == "discarded" else one.outcome
+                    one = Disposed(one.letter, outcome, reason)
+                    ended = "the removal of another message was not confirmed"
+                yield one
 
-    Returns:
-        The outcomes; those of letters that could not be acknowledged are changed.
-    """
-    positions = {letter.position for letter in taken}
-    entries = {position.entry_start for position in positions}
+
+def _together(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
+    """Yield dead letters in lists of whole entries."""
+    found: list[DeadLetter] = []
+    size = 0
+    for _, entry in groupby(letters, lambda letter: letter.position.entry_start):
+        for letter in entry:
+            found.append(letter)
+            size += letter.message.size
+        if len(found) >= _TOGETHER or size >= _BYTES_TOGETHER:
+            yield found
+            found, size = [], 0
+    yield found
+
+
+def _remove(
+    lock: PartitionLock,
+    own: DeadLetterTopic,
+    source: SourcePartition,
+    letters: Collection[DeadLetter],
+    taken: Collection[Position],
+) -> tuple[Collection[Position], str]:
+    """Acknowledge the entries of taken letters, after a copy of the rest; return what failed."""
+    entries = {position.entry_start for position in taken}
     rest = [
-        letter
+        letter.message
         for letter in letters
-        if letter.position.entry_start in entries and letter.position not in positions
+        if letter.position.entry_start in entries and letter.position not in taken
     ]
     try:
         if rest:
-            with closing(DeadLetterTopic(client, source.topic)) as own:
-                own.store((letter.message, letter.message.properties) for letter in rest)
+            own.store((message, message.properties) for message in rest)
         for position in sorted(entries):
             with translate_errors():
                 lock.acknowledge_entry(source, position)
             entries.remove(position)
     except DelayLevelError as error:
-        reason = f"it may still be in {source.topic}, which did not confirm its removal ({error})"
-        return [
-            one._replace(
-                outcome="unconfirmed" if one.outcome == "discarded" else one.outcome, reason=reason
-            )
-            if one.done and one.letter.position.entry_start in entries
-            else one
-            for one in disposed
-        ]
-    return list(disposed)
+        return entries, (
+            f"it may still be in {source.topic}, which did not confirm its removal ({error})"
+        )
+    return (), ""

@@ -24,7 +24,7 @@ from delaylevel.model.position import SourcePartition
 from delaylevel.model.router import Router
 
 from .carrier import Carrier
-from .hop import NextHop
+from .hop import NextHop, Place
 
 # Messages are kept until they are stored, to be set aside if their topic refuses them: no more
 # than this.
@@ -74,7 +74,7 @@ class Forwarder:
         self._woken = threading.Event()
         self._background = BackgroundWork()
         next_hop = NextHop(description, router)
-        self._carrier: Carrier[None] = Carrier(
+        self._carrier: Carrier[Any] = Carrier(
             client,
             admin,
             lambda: next_hop,
@@ -83,10 +83,11 @@ class Forwarder:
             loop=HostLoop(start or self._background.start, self._now_s, self._woken.set, connected),
         )
         self._report = ForwardReport()
+        self.placed: list[tuple[Any, Place]] = []
         # Given since the last look at the outcomes.
         self._messages = self._bytes = 0
 
-    def forward(self, source: SourcePartition, message: ParkedMessage) -> None:
+    def forward(self, source: SourcePartition, message: ParkedMessage, item: Any = None) -> None:
         """Publish one message to its next place; it is safe when :meth:`flush` has returned.
 
         Raises:
@@ -94,9 +95,11 @@ class Forwarder:
                 read, so that a target may be new or unknown. Acknowledge none of the source
                 messages since the last flush, and forward all of them again.
         """
-        self.forward_all(source, (message,))
+        self.forward_all(source, (message,), item)
 
-    def forward_all(self, source: SourcePartition, messages: Iterable[ParkedMessage]) -> int:
+    def forward_all(
+        self, source: SourcePartition, messages: Iterable[ParkedMessage], item: Any = None
+    ) -> int:
         """Publish messages to their next places; they are safe when :meth:`flush` has returned.
 
         Raises:
@@ -111,9 +114,9 @@ class Forwarder:
                     time_ms = self._wall_ms()
                 count += 1
                 try:
-                    give(None, source, message, time_ms)
+                    give(item, source, message, time_ms)
                 except UnknownTargetError:
-                    give(None, source, message, time_ms, self._refreshed())
+                    give(item, source, message, time_ms, self._refreshed())
                 self._messages += 1
                 self._bytes += message.size
                 if self._messages >= _POLL_EVERY or self._bytes >= _POLL_BYTES:
@@ -169,6 +172,7 @@ class Forwarder:
     def _take_outcomes(self) -> bool:
         """Count the messages whose outcome is known since the last call; False if none is."""
         report, found = self._report, self._carrier.poll()
+        self.placed += [(c.item, c.place) for c in found if c.item is not None and not c.reason]
         for carried in found:
             place, reason = carried.place, carried.reason
             if reason:

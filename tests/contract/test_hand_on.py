@@ -199,9 +199,10 @@ def _drain(bench: Bench) -> Counts:
 
 def _replay(bench: Bench) -> Counts:
     memory = bench.memory
-    letters = dead_letters.replay(
+    replaying = dead_letters.replay(
         memory.client(), memory.admin, bench.description, lambda _: True, clock=memory.clock
     )
+    letters = list(replaying)
     failed = [one for one in letters if one.outcome in ("failed", "unconfirmed")]
     if failed:
         raise BrokerError(failed[0].reason)

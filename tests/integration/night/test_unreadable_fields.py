@@ -87,7 +87,8 @@ def test_a_mover_delivers_the_others_views_show_all_and_a_replay_refuses_them(
     lines = [json.loads(line) for line in listed.stdout.splitlines()]
     assert {line["reason"] for line in lines} == set(REASONS.values())
     assert lines[0]["reason"] in invoke("dlq", "show", description.topic, lines[0]["id"]).stdout
-    answer = dead_letters.replay(world.plain_client, world.admin, description, lambda _: True)
+    replayed = dead_letters.replay(world.plain_client, world.admin, description, lambda _: True)
+    answer = list(replayed)
     assert not any(one.done for one in answer)
     assert Counter(one.reason for one in answer) == report.dead
     assert letters() == REASONS

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.cli.options import TIME, parse_time_ms
-from delaylevel.cli.views.output import emit
+from delaylevel.cli.views.output import emit, finish
 from delaylevel.cli.views.tables import Column, render
 from delaylevel.cli.views.terminal import cells, cut, printable, wrapped
+from delaylevel.errors import BrokerError
 from delaylevel.model.formatting import format_instant
 
 FULL = "persistent://public/default/"
@@ -116,6 +119,24 @@ def test_without_rows_json_is_valid_and_a_table_is_a_message(
     emit([], COLUMNS, "table", empty="No levels.")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "No levels.\n")
+
+
+@pytest.mark.parametrize("output", ["table", "json", "jsonl"])
+def test_a_command_that_finds_nothing_fails_and_says_so(output: str) -> None:
+    command = click.Command("cancel", callback=lambda: finish([], COLUMNS, output, empty="None."))
+    answer = CliRunner().invoke(command)
+    assert (answer.exit_code, answer.stderr) == (1, "None.\n")
+
+
+@pytest.mark.parametrize("output", ["table", "json", "jsonl"])
+def test_rows_before_an_error_are_printed(output: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        yield LONG
+        raise BrokerError("no answer")
+
+    with pytest.raises(BrokerError):
+        emit(rows(), COLUMNS, output)
+    assert LONG["reason"] in capsys.readouterr().out
 
 
 @given(st.integers(min_value=100_000_000_000, max_value=4_102_444_800_000))

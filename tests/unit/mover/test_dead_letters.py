@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pulsar
@@ -65,6 +66,9 @@ class World:
         return [one.outcome for one in gone]
 
     def replay(self, chosen: Any = lambda _: True, **changes: Any) -> list[deadletters.Disposed]:
+        return list(self.replaying(chosen, **changes))
+
+    def replaying(self, chosen: Any = lambda _: True, **changes: Any) -> Iterator[Any]:
         clock = self.memory.clock
         return deadletters.replay(
             self.client, self.admin, self.description, chosen, clock=clock, **changes
@@ -186,13 +190,14 @@ def test_the_outcome_of_each_letter_is_told_also_after_a_failure(
     real, calls = Forwarder.flush, itertools.count(1)
 
     def flush(self: Forwarder) -> Any:
-        if next(calls) == 3:
+        if next(calls) == 4:  # once for each part
             self.reset()
             raise ClientError("no answer", name="Timeout", transient=True)
         return real(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(Forwarder, "flush", flush)
+        patch.setattr(deadletters, "_TOGETHER", 1)
         letters = world.replay()
     assert [one.outcome for one in letters] == [
         *("delivered", "still dead", "delivered", "unconfirmed", "not tried")
@@ -212,6 +217,42 @@ def test_the_outcome_of_each_letter_is_told_also_after_a_failure(
     assert [one.outcome for one in letters] == ["still dead", "delivered", "delivered"]
     assert all("did not confirm its removal" in one.reason for one in letters[1:])
     assert (any(one.done for one in letters), world.backlog()) == (False, 3)
+
+
+def test_a_replay_forwards_and_removes_a_part_of_the_letters_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = [str(number).encode() for number in range(7)]
+    for body in bodies:
+        world.store(body, **{ID: body.decode()})
+    monkeypatch.setattr(deadletters, "_TOGETHER", 3)
+    flush = Forwarder.flush
+    flushes: list[Any] = []
+    monkeypatch.setattr(Forwarder, "flush", lambda self: flushes.append(flush(self)))
+    replaying = world.replaying()
+    next(replaying)
+    assert (world.backlog(), len(flushes)) == (4, 1)
+    assert [one.outcome for one in replaying] == ["delivered"] * 6
+    assert [each.data for each in world.memory.delivered(ORDERS)] == bodies
+    assert (world.letters(), len(flushes)) == ([], 3)
+
+
+def test_a_letter_that_a_topic_refuses_keeps_no_other_from_being_replayed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        world.store(name.encode(), **{ID: name})
+    forward = Forwarder.forward_all
+
+    def refuse(self: Forwarder, source: Any, messages: Any, item: Any) -> int:
+        if messages[0].value == b"b":
+            self.reset()
+            raise ClientError("no permission", name="AuthorizationError", transient=False)
+        return forward(self, source, messages, item)
+
+    monkeypatch.setattr(Forwarder, "forward_all", refuse)
+    assert [one.outcome for one in world.replay()] == ["delivered", "failed", "delivered"]
+    assert world.letters() == [b"b"]
 
 
 def test_letters_that_share_an_entry_with_a_replayed_one_stay(world: World) -> None:
