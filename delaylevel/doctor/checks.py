@@ -26,9 +26,10 @@ from delaylevel.errors import (
     DelayLevelError,
     PermissionDeniedError,
 )
+from delaylevel.model.clock import duration_ms
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import KEY_VALUE
-from delaylevel.model.formatting import format_duration, format_instant, shell
+from delaylevel.model.formatting import exact_duration, format_duration, format_instant, shell
 from delaylevel.model.level_topic import (
     ALL,
     SUBSCRIPTION,
@@ -314,6 +315,18 @@ _NEAR_LIMIT = 0.8
 _DEFAULT_DEDUPLICATION_MIN = 360
 
 
+def expansion(context: LevelTopicContext) -> str:
+    """Return the command that describes all partitions that the levels have."""
+    command = f"delaylevel levels expand {shell(context.description.topic)}"
+    for member, metadata in context.metadata.items():
+        if member.role is Role.LEVEL and metadata and metadata.partitions > member.partitions:
+            level = context.description.levels.strategies[member.level]
+            longest = exact_duration(duration_ms(level.unit) * (metadata.partitions + 1))
+            unit = level.unit_name.lower()
+            command += f" --then {unit}:{longest}" if member.level else f" --max-delay {longest}"
+    return command
+
+
 def partitions(context: LevelTopicContext) -> Finding:
     """Check that every member topic exists with the described number of partitions."""
     topic = context.description.topic
@@ -327,11 +340,13 @@ def partitions(context: LevelTopicContext) -> Finding:
                     f"{name} does not exist", f"run `delaylevel levels create` for {topic}"
                 )
             elif metadata.partitions > described:
+                remedy = "send nothing to them"
+                if member.role is Role.LEVEL:
+                    remedy = f"finish the expansion: `{expansion(context)}`"
                 yield Problem(
                     f"{name} has {metadata.partitions} partitions instead of {described}: no "
                     "mover reads the others",
-                    f"finish the expansion: `delaylevel levels expand {shell(topic)} "
-                    "--max-delay …`",
+                    remedy,
                 )
             elif metadata.partitions < described:
                 yield Problem(

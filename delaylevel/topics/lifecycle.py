@@ -301,7 +301,8 @@ def _grow(admin: TopicAdmin, member: Member) -> None:
     if has > member.partitions:
         raise LevelTopicError(
             f"{member.topic} has {has} partitions already, more than {member.partitions}: an "
-            "expansion to a longer maximum was not finished; repeat that one"
+            "expansion to a longer maximum was not finished. `delaylevel doctor TOPIC` shows the "
+            "command that finishes it"
         )
     if has < member.partitions:
         admin.expand(member.topic, member.partitions)

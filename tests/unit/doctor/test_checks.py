@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -13,8 +14,10 @@ from typing import Any
 
 import pulsar
 import pytest
+from click.testing import CliRunner
 
 from delaylevel import topics
+from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import (
     BrokerSettings,
@@ -256,6 +259,19 @@ def test_a_planted_fault_is_found_and_nothing_else(
     wrong = ill.wrong()
     assert wrong.keys() == {check}
     assert words in wrong[check]
+
+
+def test_the_command_that_finishes_an_expansion_can_be_typed_as_it_is(cluster: Make) -> None:
+    hours = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=36))
+    ill = cluster(replace(TRACKER, levels=Levels([*DAYS.strategies, hours])))
+    for level, partitions in enumerate((5, 40)):
+        ill.admin.expand(ill.description.level_topic(level), partitions)
+    problem, other = ill.findings()["partitions"].problems
+    assert problem.remedy == other.remedy
+    (command,) = re.findall("`delaylevel (.*)`", problem.remedy)
+    answer = CliRunner().invoke(cli, shlex.split(command))
+    assert answer.exit_code == 0, answer.output
+    assert not ill.findings()["partitions"].problems
 
 
 def policy(name: TopicName, **values: Any) -> dict[str, Any]:
