@@ -232,6 +232,11 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
         "left": left,
     }
     emit_one(view, _DRAINED, output)
+    if report.window and described.final_window is FinalWindow.BROKER:
+        note(
+            f"{report.window:,} messages wait in their business topics now: `delaylevel pending` "
+            "and `delaylevel horizon` no longer show them."
+        )
     if left:
         note(
             f"{left} messages are still held because their targets refuse messages: "

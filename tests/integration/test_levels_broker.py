@@ -96,7 +96,9 @@ def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
     assert len(world.stored(description.topic)) == 2
     dues = {item.properties["delaylevel.due"] for item in world.stored(description.topic)}
 
-    assert invoke("levels", "drain", orders, "--allow-early").exit_code == 0
+    drained = invoke("levels", "drain", orders, "--allow-early")
+    assert drained.exit_code == 0
+    assert "2 messages wait in their business topics now" in " ".join(drained.stderr.split())
     answer = invoke("levels", "delete", orders, "-o", "json")
     assert answer.exit_code == 0, answer.output
     assert json.loads(answer.stdout)["deleted"]
