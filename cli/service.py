@@ -17,7 +17,7 @@ from delaylevel.cli.views.live import Starting, first_unmet
 from delaylevel.cli.views.output import note
 from delaylevel.cluster import logs
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.threads import stop_on_signals
+from delaylevel.cluster.threads import END_S, stop_on_signals
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
@@ -77,7 +77,7 @@ def serve(
             processes=Processes(opener, count),
         )
         stack.callback(service.close)
-        stop_on_signals(service.stop)
+        stop_on_signals(service.stop, END_S)
         port, address = metrics
         if port is not None:
             from delaylevel.run.actions import ServiceActions

@@ -169,13 +169,17 @@ after_fork(_running.clear)  # a fork copies no threads
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: Time that a service has to end, in s. Each wait for a broker has its own limit, but process
+#: managers limit their sum: to 60 s in our examples.
+END_S = 45.0
 
 
-def stop_on_signals(stop: Callable[[], None]) -> Callable[[], None]:
+def stop_on_signals(stop: Callable[[], None], within_s: float | None = None) -> Callable[[], None]:
     """Call a function when this process is asked to end, by SIGTERM or Ctrl-C.
 
     Args:
         stop: function that is called in a thread of its own, once for each signal.
+        within_s: time after the first signal at which the process is ended in any case.
 
     Returns:
         A function that installs the earlier handlers again.
@@ -185,8 +189,15 @@ def stop_on_signals(stop: Callable[[], None]) -> Callable[[], None]:
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def wait() -> None:
-        while signals.get():
-            in_background(stop)
+        with suppress(queue.Empty):
+            first_s = signals.get() and time.monotonic()
+            while first_s:
+                in_background(stop)
+                left_s = None if within_s is None else first_s + within_s - time.monotonic()
+                first_s = signals.get(timeout=left_s and max(left_s, 0.0)) and first_s
+            return
+        log.error("ended at once: brokers do not answer, and it was asked to end")
+        os._exit(1)
 
     threading.Thread(target=wait, name="delaylevel-signals", daemon=True).start()
 

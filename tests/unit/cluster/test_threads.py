@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
 from collections.abc import Iterator
@@ -124,3 +125,16 @@ def test_a_signal_may_arrive_while_the_main_thread_holds_the_lock_that_stop_need
         os.kill(os.getpid(), number)
         assert stopped.wait(20)
         stopped.clear()
+
+
+def test_a_process_that_does_not_end_in_time_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    monkeypatch.setattr(os, "_exit", ended.put)
+    restore = stop_on_signals(lambda: None, within_s=0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    restore()  # it has ended by itself
+    stop_on_signals(lambda: None, within_s=0.2)
+    with pytest.raises(queue.Empty):
+        ended.get(timeout=0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.get(timeout=20) == 1
