@@ -23,6 +23,7 @@ import struct
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
@@ -110,6 +111,7 @@ class HandledIds:
             id_log: the open store; None to remember IDs in memory only. It is closed here.
         """
         self._by = by
+        self.capacity = capacity
         self._lock = threading.Lock()
         self._handled = Deduplicator(capacity)
         self._in_progress: set[int] = set()
@@ -238,23 +240,17 @@ _LONGEST_PAUSE_S = 30.0
 class TopicIdStore:
     """A topic for the handled IDs of one listener, shared by all its processes.
 
+    It is named ``<topic>-<subscription>-handled``, and created if it does not exist.
+
     Args:
-        topic: the topic; ``<topic>-<subscription>-handled`` by default. It is created if it does
-            not exist.
         timeout_s: time after which a message is acknowledged although the broker has not confirmed
             its ID, in s.
     """
 
-    def __init__(self, topic: str | None = None, *, timeout_s: float = _CONFIRM_S) -> None:
-        if topic is not None:
-            TopicName.parse(topic)
+    def __init__(self, *, timeout_s: float = _CONFIRM_S) -> None:
         if not timeout_s > 0:
             raise InvalidInputError(f"timeout_s must be a positive number, got {timeout_s!r}")
-        self.topic = topic
         self.timeout_s = timeout_s
-
-    def __repr__(self) -> str:
-        return f"TopicIdStore({self.topic!r})"
 
     def open(self, client: Any, topic: str, subscription: str) -> TopicIdLog:
         """Create the topic if it is missing, and open it.
@@ -263,7 +259,7 @@ class TopicIdStore:
             BrokerError: the topic cannot be created or opened.
         """
         business = TopicName.parse(topic).without_partition.full
-        name = TopicName.parse(self.topic or f"{business}-{subscription}-{SUFFIX}")
+        name = TopicName.parse(f"{business}-{subscription}-{SUFFIX}")
         with translate_errors():
             partition = _prepare(client, name)
             return TopicIdLog(client, partition, f"{business}~{subscription}", self.timeout_s)
@@ -284,10 +280,11 @@ class TopicIdLog:
         self._warning = RepeatedWarning(log, f"handled IDs in {topic}")
         self._changed = threading.Condition()
         # In this order: IDs of the next record, with their functions; the number of those in the
-        # record that is being sent; IDs that were not confirmed, whose functions were called.
+        # record that is being sent; IDs that were not confirmed, whose functions were called, as
+        # many as processes remember.
         self._waiting: list[tuple[int, Callable[[], object]]] = []
         self._sending = 0
-        self._failed: list[int] = []
+        self._failed: deque[int] = deque()
         self._pause_s = self._retry_s = 0.0
         self._flushing = self._closed = False
         self._threaded = has_core(client)
@@ -314,6 +311,7 @@ class TopicIdLog:
             BrokerError: the log cannot be read, or belongs to another listener.
         """
         self._memory = memory
+        self._failed = deque(maxlen=memory.capacity)
         with translate_errors():
             reader = PartitionReader(self._client, self._topic, EARLIEST)
             try:
@@ -415,7 +413,8 @@ class TopicIdLog:
         """Store one record with the IDs that wait, and call their functions."""
         with self._changed:
             queue = [*((key, _nothing) for key in self._failed), *self._waiting]
-            sent, self._waiting, self._failed = queue[:_MOST_IDS], queue[_MOST_IDS:], []
+            sent, self._waiting = queue[:_MOST_IDS], queue[_MOST_IDS:]
+            self._failed.clear()
             self._sending = len(sent)
         if not sent:
             return
@@ -438,7 +437,8 @@ class TopicIdLog:
                 # It may be stored or not, so these IDs are sent again. Their messages do not wait
                 # for that: unacknowledged, they would certainly be handled again.
                 sent, self._waiting = [*sent, *self._waiting], []
-                self._failed, self._sending = [key for key, _ in sent], 0
+                self._failed.extend(key for key, _ in sent)
+                self._sending = 0
                 self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
                 self._retry_s = time.monotonic() + self._pause_s
         if failure is None:
@@ -496,7 +496,7 @@ class TopicIdLog:
         if check and owner != self._properties[LISTENER]:
             raise InvalidInputError(
                 f"{self._topic} holds {f'the handled IDs of {owner}' if owner else 'messages'}: "
-                "give each listener a TopicIdStore with a topic of its own"
+                "give one of them another subscription"
             )
         mine = self._properties.items() <= properties.items()
         if owner == self._properties[LISTENER] and not mine:

@@ -93,11 +93,9 @@ class StrictRules:
 
     def expect_id(self, listener: Listener, message: ReceivedMessage) -> None:
         """Expect the ID of a message that was handled to be stored when it is acknowledged."""
-        store = getattr(listener.deduplication, "store", None)
-        if not isinstance(store, TopicIdStore):
+        if not isinstance(getattr(listener.deduplication, "store", None), TopicIdStore):
             return
-        name = f"{listener.business_topic}-{listener.subscription}-{SUFFIX}"
-        topic = TopicName.parse(store.topic or name)
+        topic = TopicName.parse(f"{listener.business_topic}-{listener.subscription}-{SUFFIX}")
         by, at = listener.deduplication.by, message.message_id
         key = key_of(message.identity if by is None else by(message))
         position = Position(at.ledger_id(), at.entry_id(), at.batch_index())

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delaylevel.consumer import Deduplication, HandledIds, InvalidIdError
+from delaylevel.consumer import Deduplication, HandledIds, InvalidIdError, TopicIdStore
 from delaylevel.consumer.handled_ids import key_of
 from delaylevel.consumer.retry import Verdict
+from delaylevel.model.topic_name import TopicName
+from delaylevel.testing import MemoryPulsar
 
 
 def message(id_: str = "a", **values: Any) -> Any:
@@ -98,3 +100,12 @@ def test_the_second_message_waits_for_the_first() -> None:
     assert handled.begin(first) is Verdict.WAIT
     handled.save(second, lambda: None)
     assert handled.begin(first) is Verdict.DUPLICATE
+
+
+def test_ids_that_a_topic_refuses_are_kept_as_far_as_they_are_remembered() -> None:
+    with MemoryPulsar() as memory:
+        store = Deduplication(capacity=4, store=TopicIdStore())
+        handled = store.open(memory.client(), "orders", "billing")
+        memory.admin.terminate(TopicName.parse("orders-billing-handled").partition(0))
+        assert all(handle(handled, message(str(number))) for number in range(9))
+        assert handled.unsaved == 4
