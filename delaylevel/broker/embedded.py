@@ -179,17 +179,14 @@ class EmbeddedBroker:
         self._reap()
         return status_of(self.name, self.directory)
 
-    def stop(self, *, timeout_seconds: float = 30) -> bool:
-        """Stop the broker with SIGTERM, after the timeout with SIGKILL; keep its data.
-
-        Args:
-            timeout_seconds: maximum wait after SIGTERM, seconds.
+    def stop(self) -> bool:
+        """Stop the broker with SIGTERM, after half a minute with SIGKILL; keep its data.
 
         Returns:
             True if the broker was running.
         """
         status = self.status()
-        if status.pid is not None and not self._end(status.pid, timeout_seconds=timeout_seconds):
+        if status.pid is not None and not self._end(status.pid, timeout_seconds=30):
             log.warning("the embedded broker %r did not stop in time and was killed", self.name)
         return status.pid is not None
 

@@ -40,9 +40,9 @@ class _DiscardingDeduplicator(Deduplicator):
 class _ReleasedPositions(JournalState):
     """The state of a journal without message IDs."""
 
-    def __init__(self, capacity: int = 2) -> None:
-        super().__init__(2)
-        self.memory = _DiscardingDeduplicator(2)
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.memory = _DiscardingDeduplicator(capacity)
 
 
 class JournalView:
@@ -84,7 +84,7 @@ def released_by_journal(client: Any, admin: TopicAdmin, journal: TopicName) -> J
 
     Without a journal, no position is released.
     """
-    state: JournalState = _ReleasedPositions()
+    state = JournalState(2)
     for _ in range(_ATTEMPTS):
         # The front is read before the end. A dispatcher writes a snapshot before it deletes older
         # records, so the records from a newer front to an older end may lack a whole state.
@@ -97,7 +97,7 @@ def released_by_journal(client: Any, admin: TopicAdmin, journal: TopicName) -> J
             break
         with closing(messages_in_range(client, journal.full, start, last.next_entry)) as found:
             entries = ((each.data(), Position(*at)) for each, *at in found)
-            state = _ReleasedPositions.read(counting(entries))
+            state = _ReleasedPositions.read(counting(entries), 2)
         if pending_start(admin, journal) == start:
             break
         # Some of these records may have been deleted before they were read. The newer snapshot
