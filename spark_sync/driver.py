@@ -21,7 +21,7 @@ from delaylevel.cluster.reader import LostRange, find_lost_range, read_range
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import AlreadyRunningError, BrokerError, DataLossError, LevelTopicError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import EARLIEST, Position, SourcePartition, source_partitions
 from delaylevel.mover.ready import NextChecks, ReadyRange, ReadySearch
 from delaylevel.mover.service import check_movable
@@ -291,11 +291,14 @@ class Driver:
         # contains.
         ends: dict[str, Position] = {}
         left = max_messages
+        # Held messages come last, and would wait for the end of a backlog without a share.
+        share = left // 10 if any(item.source.role is Role.HELD for item in ready) else 0
         for item in sorted(ready, key=attrgetter("due_ms")):
             topic, end = item.source.topic, item.bound.end
             until = positions[topic]
-            if left > 0:
-                count, until = _count(self._runtime.client, item.source, until, end, left)
+            most = left if item.source.role is Role.HELD else left - share
+            if most > 0:
+                count, until = _count(self._runtime.client, item.source, until, end, most)
                 left -= count
                 ends[topic] = until
             if until < end:

@@ -15,6 +15,7 @@ pytest.importorskip("pyspark")
 
 from delaylevel import topics
 from delaylevel.cluster.locks import PartitionLock
+from delaylevel.cluster.reader import read_range
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
@@ -169,6 +170,29 @@ def test_tasks_and_limited_batches_begin_with_the_earliest_due(spark: Spark) -> 
         assert limited[fine] > positions_of(start)[fine]
         end = driver.latest_offset(start, None)
         assert [source.topic for source in planned(driver, start, end)] == [fine, coarse]
+
+
+def test_a_limited_batch_that_others_would_fill_has_room_for_held_messages(spark: Spark) -> None:
+    description = spark.create("orders")
+    for _ in range(12):
+        spark.send(SOON)
+    held, first = (
+        name.partition(0).full for name in (description.held_topic, description.level_topic(0))
+    )
+    producer = spark.client.create_producer(held)
+    for _ in range(3):
+        producer.send(b"held")
+    spark.let_pass(DAY)
+    with spark.driver(description) as driver:
+        start = begin(driver)
+        end = driver.latest_offset(start, 10)
+        found = {
+            item.source.topic: len(
+                list(read_range(spark.client, item.source.topic, item.start, item.end))
+            )
+            for item in driver.input_ranges(start, end)
+        }
+        assert found == {first: 9, held: 1}
 
 
 def test_a_batch_is_found_without_the_admin_interface(spark: Spark) -> None:
