@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -43,11 +43,6 @@ class TopicProgress:
     released: int
     window: str
     p99_ms: int | None
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """The numbers; a line that has others is worth printing."""
-        return self.moved, self.released
 
     def __str__(self) -> str:
         parts = [f"{self.topic}: {self.moved:,} moved (mover {self.mover or 'elsewhere'})"]
@@ -88,11 +83,6 @@ def progress_of(
     return rows
 
 
-def totals(rows: Sequence[TopicProgress]) -> tuple[int, int]:
-    """Return the numbers of messages moved and released."""
-    return sum(row.moved for row in rows), sum(row.released for row in rows)
-
-
 class ServiceProgress:
     """The progress of a service: now and then, a line for each level topic with other numbers."""
 
@@ -113,13 +103,15 @@ class ServiceProgress:
         if now_s >= self._line_s:
             self._line_s = now_s + self._every_s
             for row in self._rows():
-                if self._told.get(row.topic) != row.counts:
-                    self._told[row.topic] = row.counts
+                counts = row.moved, row.released
+                if self._told.get(row.topic) != counts:
+                    self._told[row.topic] = counts
                     note(str(row))
 
     def end(self) -> None:
         """Print the totals."""
-        moved, released = totals(self._rows())
+        rows = self._rows()
+        moved, released = sum(row.moved for row in rows), sum(row.released for row in rows)
         mover = f"{moved:,} messages moved, " if self._service.movers else ""
         note(f"{mover}{released:,} {'' if mover else 'messages '}released.")
 
