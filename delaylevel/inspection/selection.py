@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import queue
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TypeVar
 
+from delaylevel.cluster.threads import in_thread
 from delaylevel.model.envelope import ID
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import properties_of
@@ -70,11 +72,14 @@ def read_in_parallel(
     """Yield the results of ``read`` for each item, in any order.
 
     Threads call ``read`` in the order of the items. At most eight results wait for the caller, so
-    that memory is bounded by their size. When the caller closes the generator, the threads end at
-    their next result. An exception of ``read`` is raised after the other threads have ended.
+    that memory is bounded by their size. When the caller closes the generator, or the process ends,
+    the threads end at their next result. An exception of ``read`` is raised after the other threads
+    have ended.
     """
     results: queue.Queue[T | BaseException | None] = queue.Queue(_QUEUED_RESULTS)
     stop = threading.Event()
+    ended = threading.Semaphore(0)
+    left = iter(items)  # each thread takes the next one
 
     def put(result: T | BaseException | None) -> None:
         while not stop.is_set():
@@ -82,28 +87,37 @@ def read_in_parallel(
                 results.put(result, timeout=_POLL_S)
                 return
 
-    def work(item: S) -> None:
+    def work() -> None:
         try:
-            for result in read(item):
-                put(result)
-                if stop.is_set():
-                    return
+            for item in left:
+                for result in read(item):
+                    put(result)
+                    if stop.is_set():
+                        return
             put(None)
         except BaseException as error:  # raised again in the caller's thread
             put(error)
+        finally:
+            ended.release()
 
-    threads = ThreadPoolExecutor(_THREADS, "delaylevel-inspect")
+    started = 0
+    # The caller of a generator that is not exhausted may forget it, at the end of the process too.
+    atexit.register(stop.set)
     try:
-        for item in items:
-            threads.submit(work, item)
-        for _ in items:
+        for _ in range(min(_THREADS, len(items))):
+            in_thread(work)
+            started += 1
+        for _ in range(started):
             while (result := results.get()) is not None:
                 if isinstance(result, BaseException):
                     raise result
                 yield result
     finally:
         stop.set()
-        threads.shutdown(cancel_futures=True)
+        atexit.unregister(stop.set)
+        while started and not sys.is_finalizing():
+            ended.acquire()
+            started -= 1
 
 
 def without_cancelled(snapshot: PendingSnapshot, progress: ReadProgress) -> PendingSnapshot:

@@ -20,6 +20,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.drain import drain
 from delaylevel.testing import MemoryPulsar
 from support.pending_commands import pending_commands
+from support.python import python
 
 pytest.importorskip("duckdb")
 released_module: Any = pytest.importorskip("delaylevel.inspection.released")
@@ -100,6 +101,27 @@ def test_drained_messages_are_found_by_their_due_times(filled: Filled) -> None:
         window = Window(pending.now_ms + low, None)
         expected = [due_ms for due_ms in pending.dues if due_ms in window]
         assert dues(look.rows(Selection(window))) == expected != []
+
+
+FORGOTTEN = """
+from datetime import timedelta
+from delaylevel.inspection import Inspector
+from delaylevel.testing import MemoryPulsar
+
+memory = MemoryPulsar()
+client = memory.client()
+client.subscribe("orders", "app")
+producer = client.create_producer("orders", enable_delay_level_topic=True)
+for days in range(2, 30):
+    producer.send(b"", deliver_after=timedelta(days=days))
+batches = Inspector(client, memory.admin, "orders", clock=memory.clock).batches()
+print(len(next(batches)))
+"""
+
+
+def test_a_process_ends_that_has_read_only_the_first_messages() -> None:
+    done = python("-c", FORGOTTEN)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
 def test_a_message_is_found_by_id_in_any_part(filled: Filled) -> None:
