@@ -390,7 +390,7 @@ class AsyncDelayLevelProducer(Scheduling):
     async def _close(self) -> None:
         # The client's own close fails the messages that it has not sent yet. The senders of the
         # messages have their failures.
-        with contextlib.suppress(pulsar.asyncio.PulsarException):
+        with contextlib.suppress(Exception):
             await self.flush()
         self._sealed = True
         business, *parked = self._producers()

@@ -17,6 +17,7 @@ import pytest
 
 from delaylevel.errors import DelayLevelError, InvalidInputError, LevelTopicError
 from delaylevel.producer.aio import AsyncDelayLevelClient
+from delaylevel.producer.client_calls import result_of
 from support.openings import TWO_DAYS, Door, LoopDoor, Open, Openings, ThreadDoor, door_of, openings  # noqa: F401
 from support.world import eventually
 
@@ -157,9 +158,9 @@ def test_a_check_that_hangs_does_not_use_up_the_send_timeout(
 # -- closing
 
 
-@pytest.mark.parametrize("opens", [True, False])
+@pytest.mark.parametrize("error", [None, pulsar.ProducerBusy("busy"), OSError("no token file")])
 def test_close_waits_for_what_is_being_opened_and_closes_it(
-    door_of: Open, openings: Openings, opens: bool
+    door_of: Open, openings: Openings, error: Exception | None
 ) -> None:
     door = door_of()
     sends = [door.send(b"%d" % number) for number in range(3)]
@@ -168,12 +169,12 @@ def test_close_waits_for_what_is_being_opened_and_closes_it(
     eventually(lambda: door.producer.closed, "the close")
     assert not close.done()
     assert not door.business.closed
-    level = openings.end(error=None if opens else pulsar.ProducerBusy("busy"))
-    results = [sent.result(60) for sent in sends]
-    close.result(60)
-    assert results == ([Result.Ok] if opens else [Result.ProducerBusy]) * 3
-    assert level.stored == ([b"0", b"1", b"2"] if opens else [])
-    assert (level.closed, door.business.closed) == (opens, True)
+    level = openings.end(error=error)
+    results = [sent.exception(60) or sent.result() for sent in sends]
+    assert set(results) <= {error, Result.Ok if error is None else result_of(error)}
+    assert close.exception(60) in (None, error)
+    assert level.stored == ([] if error else [b"0", b"1", b"2"])
+    assert (level.closed, door.business.closed) == (error is None, True)
 
 
 def test_a_closed_producer_sends_nothing(door_of: Open, openings: Openings) -> None:
