@@ -115,7 +115,7 @@ class ConsumerLoop(threading.Thread):
     ) -> None:
         super().__init__(name="delaylevel-consumer-loop", daemon=True)
         self._client = client
-        self._targets = TargetClients(client, target_client)
+        self._target_client = target_client
         self._admin = admin
         self._settings = settings
         self._consumer_name = consumer_name
@@ -162,13 +162,14 @@ class ConsumerLoop(threading.Thread):
             if missing is None:
                 raise
             raise BrokerError(missing) from error
+        targets = TargetClients(self._client, self._target_client)
         relay = Relay(
             self._client,
             self._admin,
             description,
             consumer,
             describe=self._describe,
-            target_client=self._targets.of,
+            target_client=targets.of,
         )
         try:
             while self._replaces:
@@ -178,7 +179,7 @@ class ConsumerLoop(threading.Thread):
         finally:
             relay.close()
             close_quietly(consumer, "consumer")
-            self._targets.close()
+            targets.close()
 
     def _receive(self, consumer: Any, relay: Relay) -> None:
         received = 0

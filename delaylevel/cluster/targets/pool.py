@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from delaylevel.cluster.failures import MESSAGE_REFUSALS, TOO_LARGE, close_quietly
+from delaylevel.cluster.failures import MESSAGE_REFUSALS, TOO_LARGE, client_error, close_quietly
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
     KEY_BATCHED_SETTINGS,
@@ -67,12 +67,19 @@ class TargetClients:
         self._lock = threading.Lock()
         self._clients: list[Any] = []
         self._by_target: dict[str, Any] = {}
+        self._closed = False
 
     def of(self, target: str) -> Any:
-        """Return the client for a target, always the same one; thread-safe."""
+        """Return the client for a target, always the same one; thread-safe.
+
+        Raises:
+            ClientError: they are closed. An opening in a thread may have waited for that long.
+        """
         if self._make is None:
             return self._client
         with self._lock:
+            if self._closed:
+                raise client_error("AlreadyClosed")
             if target not in self._by_target:
                 turn = len(self._by_target) % self._most
                 # The first targets have a client each, later ones share them.
@@ -82,9 +89,9 @@ class TargetClients:
             return self._by_target[target]
 
     def close(self) -> None:
-        """Close the clients; a later call of :meth:`of` makes new ones."""
+        """Close the clients."""
         with self._lock:
-            clients, self._clients = self._clients, []
+            clients, self._clients, self._closed = self._clients, [], True
             self._by_target.clear()
         for client in clients:
             self._start(partial(close_quietly, client, "client"))

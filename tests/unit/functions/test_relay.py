@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from delaylevel.cluster.targets.opener import STALL_S
 from delaylevel.cluster.targets.pool import TargetClients
-from delaylevel.errors import BrokerUnreachableError, UpgradeRequiredError
+from delaylevel.errors import BrokerUnreachableError, ClientError, UpgradeRequiredError
 from delaylevel.functions import relay as relay_module
 from delaylevel.functions.relay import SLOW, SLOW_S, Item, Relay, take_confirmed
 from delaylevel.model.envelope import DUE, REASON, TARGET
@@ -346,7 +346,8 @@ def test_each_target_has_its_own_client_up_to_a_limit() -> None:
     assert [made.index(clients.of(target)) for target in "abcab"] == [0, 1, 0, 0, 1]
     clients.close()
     assert [client.closed for client in made] == [True, True]
-    assert clients.of("b") is made[2]
+    with pytest.raises(ClientError, match="AlreadyClosed"):
+        clients.of("b")  # an opening that took longer: nobody would close another client
 
 
 def test_targets_have_their_own_clients_and_level_topics_share_one() -> None:
