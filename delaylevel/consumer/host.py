@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pulsar
 
-from delaylevel.cluster.failures import error_name
+from delaylevel.cluster.failures import close_quietly, error_name
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.cluster.threads import in_background
+from delaylevel.cluster.threads import BackgroundWork
 from delaylevel.errors import DelayTooLongError, InvalidDelayError, UnsupportedOptionError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.formatting import exact_duration
@@ -425,8 +425,6 @@ _PASSING = (
 )
 # The client connects again by itself, unless something is wrong for good.
 _DISCONNECTED_S = 60.0
-# Longest wait for the end of a close. The client gives up after 30 s.
-_CLOSE_S = 5.0
 
 
 class Subscribed:
@@ -480,7 +478,9 @@ class Subscribed:
                 return
             self._consumer = None
             self._failed(error)
-        _close(consumer)
+        closing = BackgroundWork()
+        closing.start(partial(close_quietly, consumer, "consumer"))
+        closing.join()
 
     def check(self, consumer: Any) -> None:
         """Give up a consumer that has been disconnected for a minute. Call it now and then."""
@@ -500,32 +500,12 @@ class Subscribed:
         with self._lock:
             consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            _close(consumer)
+            close_quietly(consumer, "consumer")
 
     def _failed(self, error: BaseException | str) -> None:
         reason = error if isinstance(error, str) else f"{error_name(error)}: {error}"
         self._warning.failed(f"{reason}; trying again until it works")
         self._pause_s = min(max(_SHORTEST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
-
-
-def _close(consumer: Any) -> None:
-    """Close a consumer, in a thread of its own.
-
-    A second close at the same moment, such as one by the client, may never return.
-    """
-    closed = threading.Event()
-
-    def close() -> None:
-        try:
-            consumer.close()
-        except Exception as error:
-            # The client raises ValueError for a consumer that the application has closed.
-            log.debug("closing a consumer: %s", error_name(error))
-        finally:
-            closed.set()
-
-    in_background(close)
-    closed.wait(_CLOSE_S)
 
 
 #: Functions that return a new consumer, given its number: of new messages, and of retried copies.
@@ -587,6 +567,10 @@ class ReceivingThreads:
         return not any(thread.is_alive() for thread in started)
 
     def close(self) -> None:
-        """Close the consumers."""
+        """Close the consumers, and wait for that once, for some seconds."""
+        # While the broker hangs, each close takes the client 30 s, and so does an opening before
+        # it. A second close at the same moment, such as one by the client, may never return.
+        closing = BackgroundWork()
         for source in self.sources:
-            source.close()
+            closing.start(source.close)
+        closing.join()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pulsar
 import pytest
 
 from delaylevel.consumer import host as module
-from delaylevel.consumer.host import Subscribed
+from delaylevel.consumer.host import ReceivingThreads, Subscribed
 
 
 class FakeConsumer:
@@ -82,3 +83,18 @@ def test_a_consumer_without_connection_is_given_up(monkeypatch: pytest.MonkeyPat
     now_s = 61.0
     source.check(consumer)
     assert source.get() is not consumer
+
+
+def test_consumers_are_closed_together_as_each_may_wait_for_a_broker_that_hangs() -> None:
+    meeting, closed = threading.Barrier(4), list[int]()
+
+    class Hanging(FakeConsumer):
+        def close(self) -> None:
+            closed.append(meeting.wait(4))
+
+    handling: Any = SimpleNamespace(listener="billing")
+    listener = ReceivingThreads(handling)
+    listener.consumers([lambda _: Hanging(), lambda _: Hanging()], 2)
+    listener.start()
+    listener.close()
+    assert sorted(closed) == [0, 1, 2, 3]
