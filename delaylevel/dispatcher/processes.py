@@ -142,7 +142,8 @@ class _Child:
         number, answer = next(self._numbers), queue.SimpleQueue[Any]()
         self._answers[number] = answer
         try:
-            self.tell(number, *request)
+            with self._sending:
+                self._pipe.send((number, *request))
             found = answer.get(timeout=_ANSWER_S)
         except (OSError, queue.Empty):
             raise BrokerError(f"process {self.name} does not answer") from None
@@ -151,11 +152,6 @@ class _Child:
         if isinstance(found, Exception):
             raise found
         return found
-
-    def tell(self, *request: Any) -> None:
-        """Send a request; OSError if the process has ended."""
-        with self._sending:
-            self._pipe.send(request)
 
     def _read(self) -> None:
         with suppress(EOFError, OSError):
@@ -228,8 +224,7 @@ class Processes:
         """Let them end; `join` waits for it."""
         self._again_s.clear()
         for child in self._children.values():
-            with suppress(OSError):
-                child.tell(None)
+            child.process.terminate()  # it may be busy with an answer, so not through the pipe
 
     def join(self) -> None:
         """Wait until they have ended; kill those that do not."""
@@ -333,8 +328,6 @@ def work(pipe: Pipe, opener: Opener, name: str, siblings: Sequence[str], url: st
         with suppress(EOFError, OSError):
             while True:
                 number, *request = pipe.recv()
-                if number is None:
-                    break
                 send(number, _answer(reporters, *request))
         service.stop()
 

@@ -194,10 +194,15 @@ def test_one_that_hangs_is_killed_and_started_again(
     assert pid(further) != before
 
 
-def test_all_end_together(further: Processes) -> None:
+def test_all_end_together(
+    further: Processes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     running = pid(further)
+    monkeypatch.setattr(processes, "_ANSWER_S", 0.1)
+    assert further.ask("hang", {}) == []
     further.request_stop()
     further.join()
+    assert "killed" not in caplog.text, "the end waits for no answer"
     with pytest.raises(ProcessLookupError):
         os.kill(running, 0)
     assert further.stats() == {}
