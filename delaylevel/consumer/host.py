@@ -560,8 +560,9 @@ class ReceivingThreads:
         self.stopping.set()
 
     def join(self, until_s: float) -> bool:
-        """Wait for the threads; return True if all of them have ended."""
-        started = [thread for thread in self.threads if thread.ident is not None]
+        """Wait for the threads, but for the present one; return True if they have ended."""
+        here = threading.get_ident()
+        started = [thread for thread in self.threads if thread.ident not in (None, here)]
         for thread in started:
             thread.join(left_s(until_s))
         return not any(thread.is_alive() for thread in started)

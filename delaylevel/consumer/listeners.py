@@ -307,7 +307,8 @@ class Listeners:
                 stack.enter_context(serve(ListenerCollector(self), metrics_port, metrics_address))
             stack.callback(self.close)
             self.start()
-            self._stopping.wait()
+            while self._running and not self._stopping.wait(_GLANCE_S):
+                pass  # another thread may close it
 
     def stop(self) -> None:
         """Let :meth:`run` stop. It may be called in any thread, and in a handler."""
@@ -375,13 +376,14 @@ class Listeners:
         """Start the listeners that do not run."""
         self._running = True
         for listener in self._listeners[len(self._started) :]:
-            self._started.append(start_listener(listener, self.client, self.clock, loop))
+            running = start_listener(listener, self.client, self.clock, loop)
+            self._started.append(running)  # a handler may have closed the others meanwhile
 
     def close(self) -> None:
         """Receive no more messages, finish what runs, and close the consumers.
 
         Handlers that still run at the end of ``stop_timeout`` are named in the log. Their messages
-        are delivered again.
+        are delivered again. So is that of a handler that makes this call: call :meth:`stop` there.
         """
         until_s = time.monotonic() + self._stop_timeout.total_seconds()
         started, self._started = self._started, []

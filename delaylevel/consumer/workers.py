@@ -239,7 +239,8 @@ class LoopThread:
         """Stop the loop and wait for its thread, until a time of ``time.monotonic()``."""
         self._closing = True
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(left_s(until_s))
+        if self._thread is not threading.current_thread():
+            self._thread.join(left_s(until_s))
 
 
 class _Call(NamedTuple):
