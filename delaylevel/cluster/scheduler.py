@@ -217,11 +217,6 @@ class Scheduler:
         self._begun_s = -NEVER
         self._closed = False
 
-    @property
-    def threads(self) -> int:
-        """Number of threads now."""
-        return len(self._workers)
-
     def task(self, step: Callable[[], float], name: str) -> Task:
         """Return a task whose step is called once it is woken.
 

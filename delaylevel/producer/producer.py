@@ -58,6 +58,7 @@ class CallbacklessMessages:
         self._lock = threading.Lock()
         self._reasons: dict[str, int] = {}
         self._failed = 0
+        self._overdue = 0  # reported as timeouts; they may come yet
         # `count` steps are atomic, and need no Python code in the client's thread.
         self._sent, self._stored = itertools.count(), itertools.count()
         # The first value would be 0, which is false.
@@ -89,11 +90,13 @@ class CallbacklessMessages:
         # The client takes messages from its queue before it calls back. A flush in that moment
         # finds nothing to wait for.
         deadline = time.monotonic() + _PATIENCE_S
-        while (missing := sent - self._outcomes()) > 0:
-            if time.monotonic() >= deadline:
-                self._add("Timeout", missing)
-                return
+        while (missing := sent - self._outcomes()) > 0 and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+        with self._lock:
+            new = missing - self._overdue
+            if new > 0:
+                self._reasons["Timeout"] = self._reasons.get("Timeout", 0) + new
+            self._overdue = max(missing, 0)
 
     def take_error(self) -> UnconfirmedMessagesError | None:
         """Return the error for the failures since the last call; None if there were none."""
@@ -115,10 +118,10 @@ class CallbacklessMessages:
     def _outcomes(self) -> int:
         return _value(self._stored) - 1 + self._failed
 
-    def _add(self, reason: str, count: int = 1) -> None:
+    def _add(self, reason: str) -> None:
         with self._lock:
-            self._reasons[reason] = self._reasons.get(reason, 0) + count
-            self._failed += count
+            self._reasons[reason] = self._reasons.get(reason, 0) + 1
+            self._failed += 1
 
 
 _REMEDIES = {

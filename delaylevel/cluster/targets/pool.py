@@ -70,15 +70,11 @@ class TargetClients:
         self._closed = False
 
     def of(self, target: str) -> Any:
-        """Return the client for a target, always the same one; thread-safe.
-
-        Raises:
-            ClientError: they are closed. An opening in a thread may have waited for that long.
-        """
+        """Return the client for a target, always the same one; thread-safe."""
         if self._make is None:
             return self._client
         with self._lock:
-            if self._closed:
+            if self._closed:  # an opening in a thread may have waited for that long
                 raise client_error("AlreadyClosed")
             if target not in self._by_target:
                 turn = len(self._by_target) % self._most

@@ -105,7 +105,7 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler = Scheduler(2)
     yield scheduler
     scheduler.close()
-    assert scheduler.threads == 0
+    assert not scheduler._workers
 
 
 class Steps:
@@ -148,7 +148,7 @@ def test_steps_wait_for_each_other_while_no_more_threads_can_be_started(
         scheduler.task(each, "blocked").wake()
     for each in blocked[:6]:
         each.wait()
-    assert scheduler.threads == 6
+    assert len(scheduler._workers) == 6
     time.sleep(0.1)
     left.append(0)  # another process has ended
     scheduler.task(Steps(), "further").wake()

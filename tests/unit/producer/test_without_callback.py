@@ -87,12 +87,16 @@ def test_a_failed_flush_is_raised_and_the_cause_of_the_report(
 def test_an_outcome_that_does_not_come_is_no_success(
     door: ThreadDoor, level: OpenedProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.producer.producer._PATIENCE_S", 0.05)
     door.producer.send_async(b"parked", None, deliver_after=TWO_DAYS)
     with monkeypatch.context() as patched:
+        patched.setattr("delaylevel.producer.producer._PATIENCE_S", 0.05)
         patched.setattr(level, "flush", lambda: None)
         with pytest.raises(UnconfirmedMessagesError, match=r"1 message .*Timeout: 1"):
             door.producer.flush()
         door.producer.flush()  # it is reported once
-    door.producer.flush()
+    level.flush()  # it comes after all
+    level.late, level.results = True, [FULL]
+    door.producer.send_async(b"parked", None, deliver_after=TWO_DAYS)
+    with pytest.raises(UnconfirmedMessagesError, match=r"1 message .*ProducerQueueIsFull: 1"):
+        door.producer.flush()
     assert level.stored == [b"opens", b"parked"]
