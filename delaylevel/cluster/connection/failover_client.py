@@ -74,8 +74,9 @@ class FailoverClient:
         """Close everything that was opened."""
         with self._lock:
             clients, self._clients = self._clients, self._clients[-1:]
+            self._hosts = ()  # what fails from now on opens no other client
         for client in clients:
-            client.close()
+            close_quietly(client, "client")
 
     def shutdown(self) -> None:
         """End at once, without waiting for the broker."""

@@ -234,7 +234,12 @@ class Hosts:
         self.urls.append(url)
         names = ("subscribe", "create_producer", "create_reader", "get_topic_partitions")
         calls: dict[str, Any] = dict.fromkeys(names, operation)
-        return SimpleNamespace(**calls, close=lambda: self.closed.append(url))
+
+        def close() -> None:
+            self.closed.append(url)
+            raise self.failure("no answer")
+
+        return SimpleNamespace(**calls, close=close)
 
 
 @pytest.mark.parametrize("failure", [pulsar.ConnectError, pulsar.Timeout])
@@ -251,6 +256,9 @@ def test_it_goes_on_with_the_hosts_that_answer(failure: type[Exception]) -> None
     hosts.hanging = {"two:6650"}
     assert client.create_reader("t") == "t at pulsar://one:6650"
     client.close()
+    hosts.hanging = {"one:6650"}
+    with pytest.raises(failure):  # in a thread that goes on meanwhile
+        client.subscribe("t")
     assert hosts.closed == hosts.urls
 
 
