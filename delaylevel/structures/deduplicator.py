@@ -27,6 +27,8 @@ class DamagedSnapshotError(InvalidInputError):
 
 # The previous generation of nearly all keys; it is replaced, and never changed.
 _NONE = IdSet()
+_NO_PARTS = _NONE.dump()
+_KEPT = 1_024  # the snapshot of a key is kept up to this size, because most keys have few IDs
 
 
 class _Generations:
@@ -35,6 +37,7 @@ class _Generations:
     def __init__(self) -> None:
         self.current = IdSet()
         self.previous = _NONE
+        self.saved = b""  # the snapshot, while it is true
 
     def flip(self) -> None:
         self.previous = self.current
@@ -83,15 +86,6 @@ class Deduplicator:
         """Return the keys that have saved IDs."""
         return list(self._keys)
 
-    def count(self, key: str) -> int:
-        """Return the number of IDs of a key; an ID in both generations counts twice."""
-        found = self._keys.get(_checked_key(key))
-        return found.current.size + found.previous.size if found else 0
-
-    def forget(self, key: str) -> None:
-        """Forget all IDs of a key."""
-        self._keys.pop(_checked_key(key), None)
-
     def is_duplicate(self, id: int, key: str) -> bool:  # noqa: A002 - a public name
         """Return whether an ID is remembered.
 
@@ -115,6 +109,7 @@ class Deduplicator:
         if found.current.size == self._half:
             found.flip()
         found.current.add(id)
+        found.saved = b""
 
     def is_duplicate_and_save(self, id: int, key: str) -> bool:  # noqa: A002
         """Return whether an ID is remembered, and remember it."""
@@ -192,7 +187,7 @@ class Deduplicator:
         """
         values = _checked_ids(ids)
         self._check_amount(values.size)
-        self.forget(key)
+        self._keys.pop(_checked_key(key), None)
         self.save_all(values, key)
 
     def ids(self, key: str) -> npt.NDArray[np.int64]:
@@ -206,9 +201,13 @@ class Deduplicator:
     def snapshot(self, key: str) -> bytes:
         """Return the IDs of a key as bytes, for ``restore``."""
         found = self._keys.get(_checked_key(key)) or _Generations()
-        parts = found.current.dump() + found.previous.dump()
+        if found.saved:
+            return found.saved
+        parts = found.current.dump() + (found.previous.dump() if found.previous.size else _NO_PARTS)
         body = b"".join((_MAGIC, _LENGTHS.pack(*map(len, parts)), *parts))
-        return body + _CHECKSUM.pack(zlib.crc32(body))
+        data = body + _CHECKSUM.pack(zlib.crc32(body))
+        found.saved = data if len(data) <= _KEPT else b""
+        return data
 
     def restore(self, data: bytes, key: str) -> None:
         """Replace the IDs of a key by those of a snapshot, which may have another capacity.
@@ -232,6 +231,7 @@ class Deduplicator:
         found.current = IdSet.load(parts[:3])
         previous = IdSet.load(parts[3:])
         found.previous = previous if previous.size else _NONE
+        found.saved = data if len(data) <= _KEPT else b""
         self._keys[key] = found
 
     def _generations(self, key: str) -> _Generations:
@@ -251,6 +251,7 @@ class Deduplicator:
             fresh: the IDs to save, sorted and distinct.
             first: index in ``values`` of the first occurrence of each fresh ID.
         """
+        found.saved = b""
         room = max(self._half - found.current.size, 0)
         if fresh.size <= room:
             found.current.update(fresh)

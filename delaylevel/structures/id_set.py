@@ -289,9 +289,10 @@ class IdSet:
 
     def dump(self) -> list[bytes]:
         """Return the three parts of the set as bytes."""
-        self._flush()
-        sparse = self._sparse.all().astype("<u8").tobytes()
-        return [self._plain.serialize(), self._short.serialize(), sparse]
+        # Not sorted in: there may be a hundred thousand sets of a few IDs each.
+        pending = np.fromiter(self._pending, np.uint64, len(self._pending))
+        sparse = np.sort(np.concatenate((self._sparse.all(), pending)))
+        return [self._plain.serialize(), self._short.serialize(), sparse.astype("<u8").tobytes()]
 
     @classmethod
     def load(cls, parts: list[bytes]) -> IdSet:

@@ -43,12 +43,14 @@ _UNLIMITED = 1 << 62
 _BOUNDED = [kind for kind in DispositionKind if kind is not DispositionKind.CANCELLED]
 # A broker takes messages up to 5 MiB by default; some are set to 1 MiB.
 _CHUNK_BYTES = 900_000
-_SAMPLE = 16_384
+_LEAST, _SAMPLE = 1_024, 16_384
 _PLAIN, _PACKED = b"\0", b"\1"
 
 
 def _compressed(data: bytes) -> bytes:
     """Return bytes that are compressed if a sample of them shows a gain."""
+    if len(data) < _LEAST:
+        return _PLAIN + data
     middle = max(0, len(data) // 2 - _SAMPLE // 2)
     sample = data[middle : middle + _SAMPLE]
     if len(zlib.compress(sample, 1)) < len(sample) * 9 // 10:
@@ -63,7 +65,7 @@ def _decompressed(data: bytes) -> bytes:
 def _ids_in(memory: Deduplicator) -> dict[str, bytes]:
     """Return the IDs of all keys for a snapshot."""
     keys = memory.keys()
-    return {key: _compressed(memory.snapshot(key)) for key in keys if memory.count(key)}
+    return {key: _compressed(memory.snapshot(key)) for key in keys}
 
 
 def _restore(memory: Deduplicator, ids: Mapping[str, bytes]) -> None:

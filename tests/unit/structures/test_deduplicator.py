@@ -93,7 +93,7 @@ def test_the_deduplicator_behaves_like_plain_sets(
             elif kind == "other key":
                 dedup.save_all(ids, "other")
                 assert all(dedup.is_duplicate(value, "other") for value in ids[-1:])
-                dedup.forget("other")
+                dedup.reconstruct([], "other")
             elif kind == "snapshot":
                 data = dedup.snapshot("k")
                 dedup = Deduplicator(capacity)
@@ -106,12 +106,12 @@ def test_the_deduplicator_behaves_like_plain_sets(
                         model.save(value)
                         fresh.append(value)
                 assert dedup.deduplicate_and_save(ids, "k").tolist() == fresh
-            assert len(dedup) == dedup.count("k") == len(model.current) + len(model.previous)
+            assert len(dedup) == len(model.current) + len(model.previous)
             assert dedup.ids("k").tolist() == sorted(model.previous) + sorted(model.current)
         probe = sorted(seen)
         expected_mask = [model.is_duplicate(value) for value in probe]
         assert dedup.are_duplicates(probe, "k").tolist() == expected_mask
-        assert dedup.keys() in ([], ["k"])
+        assert {"k", "other"}.issuperset(dedup.keys())
         assert [dedup.is_duplicate(value, "k") for value in probe] == expected_mask
 
 
