@@ -453,7 +453,9 @@ class DelayQueue:
         self.open = OpenMessages(state.low_watermark)
         self._launched = 0  # messages of the batches in `open.launched`
         self._numbers = itertools.count(state.next_number)
-        self.waiting = WaitingQueues(clock, lambda: PendingIndex(overflow(), attribute))
+        self.waiting = WaitingQueues(
+            clock, lambda: PendingIndex(overflow(), attribute), segments.budget_bytes
+        )
         self.unresolved = UnresolvedIntents(state)
         self._releases = releases
         self.cancelling = Cancellations(

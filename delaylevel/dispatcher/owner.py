@@ -105,7 +105,8 @@ class DispatchSettings:
         delivery: at least once (batched), or effectively once (unbatched, with broker deduplication
             on every target).
         checkpoint_ms: time between two acknowledgements, in ms.
-        memory_bytes: memory limit for pending payloads of each level topic.
+        memory_bytes: memory limit for pending payloads of each level topic, and another one for the
+            due ones that wait for their targets.
         remember: number of IDs to remember for each target and source partition.
         cancel_grace_ms: time after its due time until which the message of a cancellation is
             waited for, in ms; then the outcome is ``unknown``.

@@ -39,7 +39,7 @@ _ROW_BYTES = 20
 UNKNOWN_PARTITION, PAUSED_PARTITION, ASIDE_PARTITION, DISK_FULL_PARTITION = -2, -3, -4, -5
 # A target that is being opened needs no more than this; a slow one may use the disk.
 _IN_MEMORY = 2_000
-_BYTES_IN_MEMORY = 2 << 20
+_LEAST_BYTES = 64 << 10  # budget for the rest of a target, if there are many
 _MESSAGE_BYTES = 500  # a message without its payload
 
 
@@ -124,12 +124,11 @@ class _Queue:
     """Messages of one target: the first ones in memory, and the rest in segments.
 
     Attributes:
-        count, size: number and approximate bytes of those in memory.
+        count: number of those in memory.
     """
 
     batches: deque[DueBatch] = field(default_factory=deque)
     count: int = 0
-    size: int = 0
     rest: PendingIndex | None = None
 
     def __len__(self) -> int:
@@ -145,11 +144,16 @@ class WaitingQueues:
 
     Args:
         overflow: function that returns an empty index, for what memory has no room for.
+        budget_bytes: memory limit of all targets together, but for some KiB of each.
     """
 
-    def __init__(self, clock: Clock, overflow: Callable[[], PendingIndex]) -> None:
+    def __init__(
+        self, clock: Clock, overflow: Callable[[], PendingIndex], budget_bytes: int
+    ) -> None:
         self._clock = clock
         self._overflow = overflow
+        self._budget_bytes = budget_bytes
+        self._size = 0  # of what is kept in memory outside the segments
         self._queues: dict[TargetKey, _Queue] = {}
 
     def __len__(self) -> int:
@@ -164,8 +168,7 @@ class WaitingQueues:
     @property
     def memory_bytes(self) -> int:
         """Approximate memory in use."""
-        in_memory = sum(each.size for each in self._queues.values())
-        return in_memory + sum(each.memory_bytes for each in self.overflows)
+        return self._size + sum(each.memory_bytes for each in self.overflows)
 
     @property
     def disk_bytes(self) -> int:
@@ -199,13 +202,15 @@ class WaitingQueues:
         each = self._queues.get(target) or _Queue()
         # What has found the disk full is little: nothing else is taken meanwhile.
         in_memory = target.partition == DISK_FULL_PARTITION
-        full = each.count >= _IN_MEMORY or each.size >= _BYTES_IN_MEMORY
+        full = each.count >= _IN_MEMORY or self._size >= self._budget_bytes
         if in_memory or not (full or each.rest):
             each.batches.append(DueBatch(batch.due_ms, batch.positions, batch.records))
             each.count += len(batch)
-            each.size += sum(map(_size, batch.records))
+            self._size += sum(map(_size, batch.records))
         else:
             each.rest = each.rest if each.rest is not None else self._overflow()
+            share = max(self._budget_bytes // (len(self._queues) + 1), _LEAST_BYTES)
+            each.rest.segments.budget_bytes = min(each.rest.segments.budget_bytes, share)
             each.rest.put_again(batch, force=False)
         self._queues[target] = each
 
@@ -225,7 +230,7 @@ class WaitingQueues:
             taken.append(batch)
             count -= len(batch)
             each.count -= len(batch)
-            each.size -= sum(map(_size, batch.records))
+            self._size -= sum(map(_size, batch.records))
         if not len(each):
             if each.rest is not None:
                 each.rest.segments.close()

@@ -404,6 +404,8 @@ class PendingSegments:
         if far.count:
             self._memory.add(far)
         self.tracker.put(rows)
+        if cost > limit:
+            self._spill()
 
     def refusal(self) -> SpillWriteError | None:
         """Try to write what is over the budget; return the error while that fails, None if not."""

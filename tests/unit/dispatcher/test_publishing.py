@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,16 +10,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import UNCERTAIN, Commit, Intent, Released, decode
-from delaylevel.dispatcher.pending import DISK_FULL_PARTITION
+from delaylevel.dispatcher.pending import DISK_FULL_PARTITION, PendingIndex, WaitingQueues
 from delaylevel.dispatcher.publishing.flights import expired
 from delaylevel.dispatcher.publishing.publisher import TargetState
-from delaylevel.dispatcher.record import WindowMessage
+from delaylevel.dispatcher.record import DueBatch, WindowMessage
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import Expired
+from delaylevel.structures.segments.pending import PendingSegments
 from support.fakes import describe
 from support.simulation import TARGETS, Simulation
 
@@ -192,6 +195,25 @@ def test_messages_wait_in_memory_if_there_is_no_other_place(
     run.settle()
     run.check()
     assert not run.queue.waiting.targets
+
+
+def test_many_targets_that_wait_share_the_memory(run: Simulation, tmp_path: Path) -> None:
+    run.send(1, ORDERS, too_big=False)
+    record = run.window[0]._replace(value=bytes(25_000))  # type: ignore[call-arg]
+    names = itertools.count()
+
+    def overflow() -> PendingIndex:
+        return PendingIndex(PendingSegments(tmp_path / f"{next(names)}", budget_bytes=1 << 20), "")
+
+    waiting = WaitingQueues(run.clock, overflow, 1 << 20)
+    for first in (0, 8):
+        batch = DueBatch(np.full(8, record.due_ms), np.arange(first, first + 8), [record] * 8)
+        for number in range(40):
+            waiting.put(TargetKey(f"target-{number}"), batch)
+    assert waiting.memory_bytes < 5 << 20  # of 16 MiB
+    while waiting.targets:
+        assert len(waiting.take(waiting.targets[0], 8)) == 8
+    assert waiting.memory_bytes == 0
 
 
 # -- the journal around a send
