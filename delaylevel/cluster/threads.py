@@ -23,7 +23,10 @@ Starter = Callable[[Callable[[], None]], None]
 # Opening and closing take milliseconds, unless the broker is away.
 _EXIT_S = 2.0
 _CLOSING_S = 5.0
-_running: set[threading.Thread] = set()
+_running: dict[threading.Thread, float] = {}  # with the monotonic time of the begin of each
+# Limits of the work that runs: what began in the last second, and all. What takes longer waits for
+# a broker that hangs, and is not to delay the others.
+_MANY, _MOST = 100, 1_000
 
 
 def in_thread(work: Callable[[], None]) -> None:
@@ -33,15 +36,23 @@ def in_thread(work: Callable[[], None]) -> None:
         try:
             work()
         finally:
-            _running.discard(thread)
+            _running.pop(thread, None)
 
     thread = threading.Thread(target=run, name="delaylevel-background", daemon=True)
-    _running.add(thread)
+    _running[thread] = time.monotonic()
     try:
         thread.start()
     except RuntimeError:
-        _running.discard(thread)
+        _running.pop(thread, None)
         raise
+
+
+def is_crowded() -> bool:
+    """Return True if so much work is under way that the next piece had better wait."""
+    begun_s = list(_running.values())
+    if len(begun_s) < _MANY:
+        return False
+    return len(begun_s) >= _MOST or begun_s[-_MANY] > time.monotonic() - 1
 
 
 def in_background(work: Callable[[], None]) -> None:

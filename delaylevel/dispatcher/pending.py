@@ -144,15 +144,13 @@ class WaitingQueues:
 
     Args:
         overflow: function that returns an empty index, for what memory has no room for.
-        budget_bytes: memory limit of all targets together, but for some KiB of each.
+        budget: memory limit of all targets together, but for some KiB of each, in bytes.
     """
 
-    def __init__(
-        self, clock: Clock, overflow: Callable[[], PendingIndex], budget_bytes: int
-    ) -> None:
+    def __init__(self, clock: Clock, overflow: Callable[[], PendingIndex], budget: int) -> None:
         self._clock = clock
         self._overflow = overflow
-        self._budget_bytes = budget_bytes
+        self._budget = budget
         self._size = 0  # of what is kept in memory outside the segments
         self._queues: dict[TargetKey, _Queue] = {}
 
@@ -202,14 +200,14 @@ class WaitingQueues:
         each = self._queues.get(target) or _Queue()
         # What has found the disk full is little: nothing else is taken meanwhile.
         in_memory = target.partition == DISK_FULL_PARTITION
-        full = each.count >= _IN_MEMORY or self._size >= self._budget_bytes
+        full = each.count >= _IN_MEMORY or self._size >= self._budget
         if in_memory or not (full or each.rest):
             each.batches.append(DueBatch(batch.due_ms, batch.positions, batch.records))
             each.count += len(batch)
             self._size += sum(map(_size, batch.records))
         else:
             each.rest = each.rest if each.rest is not None else self._overflow()
-            share = max(self._budget_bytes // (len(self._queues) + 1), _LEAST_BYTES)
+            share = max(self._budget // (len(self._queues) + 1), _LEAST_BYTES)
             each.rest.segments.budget_bytes = min(each.rest.segments.budget_bytes, share)
             each.rest.put_again(batch, force=False)
         self._queues[target] = each

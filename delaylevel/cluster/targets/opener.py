@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from delaylevel.cluster.failures import close_quietly, error_name
-from delaylevel.cluster.threads import HostLoop
+from delaylevel.cluster.threads import HostLoop, is_crowded
 from delaylevel.errors import BrokerError, ClientError, DelayLevelError
 
 from .send_state import EntryLimits
@@ -159,8 +159,9 @@ class Opener:
         return self._refusal or self.hopeless
 
     def open(self) -> None:
-        """Open a producer, unless this goes on already or it is too early for another attempt."""
-        if self._working or self._ended or self._now_s() < self._retry_at_s:
+        """Open a producer, unless this goes on already or it is too early: call it again then."""
+        # Each opening takes a thread and a connection, and all targets may have messages at once.
+        if self._working or self._ended or self._now_s() < self._retry_at_s or is_crowded():
             return
         outdated = self._is_outdated
         self._working = True

@@ -28,7 +28,7 @@ from delaylevel.cluster.publisher import (
     open_producer,
 )
 from delaylevel.cluster.rules import refusal_of_target
-from delaylevel.cluster.threads import HostLoop, Starter, in_background
+from delaylevel.cluster.threads import HostLoop, in_background
 from delaylevel.errors import ClientError
 from delaylevel.model.formatting import shell
 from delaylevel.model.topic_name import TopicName
@@ -52,18 +52,9 @@ class TargetClients:
         make: function that makes a client for one target, or for several beyond a number.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        make: Callable[[], Any] | None,
-        *,
-        most: int = MOST_CLIENTS,
-        start: Starter = in_background,
-    ) -> None:
+    def __init__(self, client: Any, make: Callable[[], Any] | None) -> None:
         self._client = client
         self._make = make
-        self._most = most
-        self._start = start
         self._lock = threading.Lock()
         self._clients: list[Any] = []
         self._by_target: dict[str, Any] = {}
@@ -77,7 +68,7 @@ class TargetClients:
             if self._closed:  # an opening in a thread may have waited for that long
                 raise client_error("AlreadyClosed")
             if target not in self._by_target:
-                turn = len(self._by_target) % self._most
+                turn = len(self._by_target) % MOST_CLIENTS
                 # The first targets have a client each, later ones share them.
                 if turn == len(self._clients):
                     self._clients.append(self._make())
@@ -90,13 +81,14 @@ class TargetClients:
             clients, self._clients, self._closed = self._clients, [], True
             self._by_target.clear()
         for client in clients:
-            self._start(partial(close_quietly, client, "client"))
+            in_background(partial(close_quietly, client, "client"))
 
 
 Item = TypeVar("Item")
 
 # A connected producer creates a topic again that is deleted by force: none is kept while idle.
 IDLE_S = 2.0
+_NOT_REFUSED = "", float("-inf")
 # The advice for the owner of a topic, by the reason of a refusal.
 _ADVICE = {
     NO_TOPIC: ". Create it and subscribe to it: by default, a broker deletes a topic that has no "
@@ -177,18 +169,13 @@ class TargetPool(ProducerPool[TargetKey, Item]):
 
     def refusal(self, topic: str, schema: str) -> str | None:
         """Return the reason why a target takes no messages now; None if it may be written."""
-        if not self._refused:
-            return None
-        refused = self._refused.get((topic, schema))
-        if refused is None:
-            return None
-        reason, until_s = refused
+        reason, until_s = self._refused.get((topic, schema), _NOT_REFUSED)
         return reason if self._now_s() < until_s else None
 
     def refuse(self, topic: str, schema: str, reason: str) -> None:
         """Leave a target alone for a while; producers of another schema may still write to it."""
         # Once for each reason until the topic takes a message: pauses may be short.
-        if self._refused.get((topic, schema), ("", 0.0))[0] != reason:
+        if self._refused.get((topic, schema), _NOT_REFUSED)[0] != reason:
             log.warning(
                 "%s cannot be written (%s): its messages are not delivered now%s",
                 topic,

@@ -230,7 +230,7 @@ class Sent(Generic[Item]):
         return 4 * len(text) > rest and len(text.encode()) > rest
 
 
-#: The payload of a message that is not sent.
+#: An empty payload, as that of a message that is not sent.
 NO_PAYLOAD = ParkedMessage(0, 0, -1, 0, "", "", 0, {}, None)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from delaylevel.cluster.failures import TOO_LARGE
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.targets.send_state import SendOutcome
+from delaylevel.cluster.targets.send_state import NO_PAYLOAD, SendOutcome
 from delaylevel.dispatcher.delay_queue import CancelRequest, DelayQueue
 from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import LowWatermark, pack_message
@@ -55,16 +54,6 @@ _EXPIRE_EVERY_S = 600.0
 def expire_outcomes(admin: TopicAdmin, description: LevelTopicDescription) -> None:
     """Delete old outcomes of a level topic."""
     admin.expire_messages(description.outcomes_topic.partition(0), SUBSCRIPTION, RETENTION_S)
-
-
-class _OutcomeRecord(NamedTuple):
-    """A record of the outcomes topic."""
-
-    value: bytes
-    key: str
-    properties: dict[str, str]
-    ordering_key: str = ""
-    event_ms: int = 0
 
 
 class CancellationDesk:
@@ -217,8 +206,8 @@ class CancellationDesk:
         for decision in ready:
             outcome = decision.outcome
             assert outcome is not None
-            record = _OutcomeRecord(outcome.payload(), outcome.id, outcome.properties())
-            reason = self._outcomes.send(decision, self._topic, record, record.properties)
+            record = NO_PAYLOAD._replace(key=outcome.id, value=outcome.payload())
+            reason = self._outcomes.send(decision, self._topic, record, outcome.properties())
             if reason is not None:
                 self._keep(decision, reason)
         if ready:

@@ -7,10 +7,13 @@ import queue
 import signal
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from delaylevel.cluster.threads import BackgroundWork, in_parallel, stop_on_signals
+from delaylevel.cluster import threads
+from delaylevel.cluster.targets.opener import Opened, Opener
+from delaylevel.cluster.threads import BackgroundWork, HostLoop, in_parallel, stop_on_signals
 from support.python import python
 
 IN_THREAD = """
@@ -48,6 +51,41 @@ def test_work_is_waited_for() -> None:
     go.set()
     assert work.join(60)
     assert sorted(ended) == [0, 1, 2]
+
+
+def test_a_few_targets_are_opened_at_a_time_and_those_that_hang_delay_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, running, opened = [0.0], dict[threading.Thread, float](), list[int]()
+    monkeypatch.setattr(threads, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(threads, "_running", running)
+    monkeypatch.setattr(threads, "_MANY", 2)
+    monkeypatch.setattr(threads, "_MOST", 4)
+    go, loop = threading.Event(), HostLoop()
+
+    def opener(number: int) -> Opener:
+        def open_producer() -> Opened:
+            go.wait(60)
+            opened.append(number)
+            return Opened(None)
+
+        return Opener(open_producer, lambda _: None, lambda report: report(), 60, loop)
+
+    openers = [opener(number) for number in range(6)]
+    for second, under_way in enumerate((2, 4, 4)):
+        now_s[0] = second
+        for _ in range(2):
+            for each in openers:
+                each.open()
+            assert len(running) == under_way
+    go.set()
+    for thread in list(running):
+        thread.join(60)
+    assert sorted(opened) == [0, 1, 2, 3]
+    openers[5].open()
+    for thread in list(running):
+        thread.join(60)
+    assert 5 in opened
 
 
 def refuse(_: threading.Thread) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaylevel.cluster.targets import pool
 from delaylevel.cluster.targets.opener import STALL_S
 from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import BrokerUnreachableError, ClientError, UpgradeRequiredError
@@ -335,14 +336,16 @@ def test_a_silent_target_is_given_up_when_others_run_out_of_acknowledgements(
 # -- clients of targets
 
 
-def test_each_target_has_its_own_client_up_to_a_limit() -> None:
+def test_each_target_has_its_own_client_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "MOST_CLIENTS", 2)
+    monkeypatch.setattr(pool, "in_background", lambda work: work())
     made: list[FakeClient] = []
 
     def make() -> FakeClient:
         made.append(FakeClient())
         return made[-1]
 
-    clients = TargetClients(None, make, most=2, start=lambda work: work())
+    clients = pool.TargetClients(None, make)
     assert [made.index(clients.of(target)) for target in "abcab"] == [0, 1, 0, 0, 1]
     clients.close()
     assert [client.closed for client in made] == [True, True]
