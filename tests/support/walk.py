@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 from support.page_reader import FOREVER, PAGES, bare
@@ -43,11 +44,6 @@ _WARNING = re.compile(r"warn|deprecat|traceback", re.IGNORECASE)
 _KNOWN = "WARNING: Using incubator modules: jdk.incubator.vector"
 # Settings of this environment that a new user does not have.
 _FOREIGN = ("DELAYLEVEL_", "PYSPARK_", "PYTHON", "VIRTUAL_ENV", "SPARK_", "PIP_DISABLE", "GIT_")
-
-
-def _obey_ctrl_c() -> None:
-    # A program that a script runs in the background inherits that Ctrl-C is ignored.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Walk:
@@ -168,7 +164,8 @@ class Walk:
                 stderr=subprocess.STDOUT,
                 env=self._environ,
                 cwd=self._folder,
-                preexec_fn=_obey_ctrl_c,
+                # A program that a script runs in the background inherits that Ctrl-C is ignored.
+                preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
             )
 
         def absent() -> list[str]:
