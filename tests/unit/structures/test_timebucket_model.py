@@ -92,13 +92,12 @@ class TrackerMachine(RuleBasedStateMachine):
         self.get(1)
 
     @precondition(lambda self: self.model)
-    @rule(data=st.data())
-    def remove(self, data: st.DataObject) -> None:
-        due, ledger, entry = data.draw(st.sampled_from(self.model))
-        assert self.tracker.remove(ledger, entry, due)
-        self.model.remove((due, ledger, entry))
-        absent = (due, ledger, entry + (1 << 47))
-        assert not self.tracker.remove(absent[1], absent[2], absent[0])
+    @rule(places=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=30))
+    def remove(self, places: list[float]) -> None:
+        for place in places[: len(self.model)]:
+            due, ledger, entry = self.model.pop(int(place * len(self.model)))
+            assert self.tracker.remove(ledger, entry, due)
+            assert not self.tracker.remove(ledger, entry + (1 << 47), due)
 
     @rule(step=st.sampled_from([1, 900, 6000, 100_000, 40_000_000, -7000]))
     def time_passes(self, step: int) -> None:
