@@ -22,13 +22,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from delaylevel.cli.main import cli
-from delaylevel.errors import ConfigError, StepsError
+from delaylevel.errors import StepsError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.spark_sync import SparkSyncJob, job
 from delaylevel.spark_sync.arrow_rows import SCHEMA
-from delaylevel.spark_sync.steps import dropped, load_steps
+from delaylevel.spark_sync.steps import dropped
 from support.world import RealWorld
 
 pytestmark = pytest.mark.spark
@@ -205,14 +205,3 @@ def test_steps_given_by_name(
     assert result.exit_code == 0, result.output
     assert [m.value for m in world.stored(description.targets[0])] == [b"a-1"]
     assert "1 messages moved. 1 dropped by the steps." in result.stderr
-
-
-def test_invalid_names_of_steps() -> None:
-    assert load_steps("delaylevel.spark_sync.steps:load_steps") is load_steps
-    for name, text in (
-        ("keep_a", "write package.module:function"),
-        ("no_such_module_here:f", "No module named"),
-        ("delaylevel.spark_sync.steps:POSITION", "has no function POSITION"),
-    ):
-        with pytest.raises(ConfigError, match=text):
-            load_steps(name)

@@ -14,6 +14,7 @@ from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,
     BrokerUnreachableError,
+    ConfigError,
     LevelTopicError,
     StepsError,
     UpgradeRequiredError,
@@ -21,7 +22,7 @@ from delaylevel.errors import (
 from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings
 from delaylevel.spark_sync import job as job_module
-from delaylevel.spark_sync.steps import apply_steps
+from delaylevel.spark_sync.steps import apply_steps, load_steps
 from delaylevel.testing import MemoryPulsar
 
 
@@ -151,3 +152,14 @@ def test_a_failure_of_the_steps_names_their_line() -> None:
         f"the steps failed at line {line} of {__file__}, in steps: "
         "ZeroDivisionError: division by zero"
     )
+
+
+def test_invalid_names_of_steps() -> None:
+    assert load_steps("delaylevel.spark_sync.steps:load_steps") is load_steps
+    for name, text in (
+        ("keep_a", "write package.module:function"),
+        ("no_such_module_here:f", "No module named"),
+        ("delaylevel.spark_sync.steps:POSITION", "has no function POSITION"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            load_steps(name)
