@@ -3,7 +3,7 @@
 ``connection``      the address of a broker: the shared embedded one, or the one given by
                     DELAYLEVEL_TEST_SERVICE_URL and DELAYLEVEL_TEST_ADMIN_URL
 ``client``          a ``pulsar.Client`` for that broker
-``namespace``       the test's own namespace, ``public/test-…``, deleted some time later
+``namespace``       the test's own namespace, ``public/test-…``, made ahead and deleted later
 ``broker``          the shared embedded broker itself, one for all processes that run tests
 ``broker_with``     ``broker_with({"brokerDeduplicationEnabled": True})``: an embedded broker with
                     these settings, shared by the tests of a group (see ``parallel``) with the same
@@ -22,7 +22,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,12 @@ import urllib3
 
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection.settings import Connection
+from delaylevel.errors import BrokerError
 from delaylevel.testing.embedded import (
     CONF,
     HEAP_MB,
-    own_namespace,
+    delete_namespace,
+    new_namespace,
     small_broker,
     start_or_skip,
 )
@@ -255,29 +257,72 @@ def connection(request: pytest.FixtureRequest) -> Connection:
     return broker.connection.model_copy(update={"operation_timeout_seconds": 60})
 
 
-@pytest.fixture
-def namespace(connection: Connection, deletions: queue.Queue[ExitStack]) -> Iterator[str]:
-    """A new namespace, so that tests do not affect each other."""
-    stack = ExitStack()
-    yield stack.enter_context(own_namespace(connection))
-    deletions.put(stack)
+class Namespaces:
+    """Namespaces that are made ahead, and deleted later: no test waits.
+
+    Rarely, a broker never finishes to read the topic policies of a new namespace, and then loads
+    none of its topics (apache/pulsar#25294). So a topic is loaded first, and deleted again.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._made: queue.Queue[str | Exception] = queue.Queue(1)
+        self._used: queue.Queue[str] = queue.Queue()
+        for each in (self._make, self._delete):
+            threading.Thread(target=each, name="namespaces", daemon=True).start()
+
+    @contextmanager
+    def take(self) -> Iterator[str]:
+        """Yield a new namespace."""
+        name = self._made.get()
+        if isinstance(name, Exception):
+            raise name
+        yield name
+        self._used.put(name)
+
+    def close(self) -> None:
+        """Wait until those that were used are deleted."""
+        self._used.join()
+
+    def _make(self) -> None:
+        while True:
+            self._made.put(self._one())
+
+    def _one(self) -> str | Exception:
+        reason = ""
+        for _ in range(3):
+            try:
+                name = new_namespace(self._connection)
+                url = f"{self._connection.admin_url}/admin/v2/persistent/{name}/first"
+                with urllib3.PoolManager(timeout=30, retries=False) as http:
+                    if http.request("PUT", url).status == 204:
+                        http.request("DELETE", url)
+                        return name
+            except (BrokerError, urllib3.exceptions.HTTPError) as error:
+                reason = str(error)
+        return AssertionError(f"the broker loads no topics in new namespaces: {reason}")
+
+    def _delete(self) -> None:
+        while True:
+            with suppress(urllib3.exceptions.HTTPError):
+                delete_namespace(self._connection, self._used.get())
+            self._used.task_done()
 
 
 @pytest.fixture(scope="session")
-def deletions() -> Iterator[queue.Queue[ExitStack]]:
-    """Namespaces to delete. No test waits: a broker takes up to half a minute, or refuses."""
-    waiting: queue.Queue[ExitStack] = queue.Queue()
-
-    def delete() -> None:
-        while True:
-            with suppress(urllib3.exceptions.HTTPError):
-                waiting.get().close()
-            waiting.task_done()
-
-    threading.Thread(target=delete, name="deletions", daemon=True).start()
-    yield waiting
+def namespaces(connection: Connection) -> Iterator[Namespaces]:
+    """The namespaces of the tests of this process."""
+    made = Namespaces(connection)
+    yield made
     if "DELAYLEVEL_TEST_SERVICE_URL" in os.environ:  # any other broker is thrown away
-        waiting.join()
+        made.close()
+
+
+@pytest.fixture
+def namespace(namespaces: Namespaces) -> Iterator[str]:
+    """A new namespace, so that tests do not affect each other."""
+    with namespaces.take() as name:
+        yield name
 
 
 @pytest.fixture

@@ -76,29 +76,29 @@ def start_or_skip(broker: EmbeddedBroker) -> EmbeddedBroker:
     return broker
 
 
-@contextmanager
-def own_namespace(connection: Connection) -> Iterator[str]:
-    """Create a namespace ``public/test-…``, yield its name, and delete it with its topics.
-
-    A namespace that the broker keeps refusing to delete is left there.
+def new_namespace(connection: Connection) -> str:
+    """Create a namespace ``public/test-…``, and return its name.
 
     Raises:
         BrokerError: the broker does not create it.
     """
     name = f"public/test-{uuid.uuid4().hex[:12]}"
+    with urllib3.PoolManager(timeout=30) as http:
+        answer = http.request("PUT", f"{connection.admin_url}/admin/v2/namespaces/{name}")
+    # 409: an earlier try of the same call, whose answer came too late, has created it.
+    if answer.status not in (204, 409):
+        raise BrokerError(
+            f"the broker does not create the namespace {name} (status {answer.status}): "
+            f"{answer.data.decode(errors='replace')[:200]}"
+        )
+    return name
+
+
+def delete_namespace(connection: Connection, name: str) -> None:
+    """Delete a namespace with its topics; it stays if the broker keeps refusing that."""
     url = f"{connection.admin_url}/admin/v2/namespaces/{name}"
     with urllib3.PoolManager(timeout=30) as http:
-        answer = http.request("PUT", url)
-        # 409: an earlier try of the same call, whose answer came too late, has created it.
-        if answer.status not in (204, 409):
-            raise BrokerError(
-                f"the broker does not create the namespace {name} (status {answer.status}): "
-                f"{answer.data.decode(errors='replace')[:200]}"
-            )
-        try:
-            yield name
-        finally:
-            http.request("DELETE", url, fields={"force": "true"}, retries=_WHILE_TOPICS_CHANGE)
+        http.request("DELETE", url, fields={"force": "true"}, retries=_WHILE_TOPICS_CHANGE)
 
 
 class EmbeddedPulsar:
@@ -119,7 +119,8 @@ class EmbeddedPulsar:
         self.connection = connection.model_copy(update=timeout)
         self._stack = ExitStack()
         try:
-            self.namespace = self._stack.enter_context(own_namespace(connection))
+            self.namespace = new_namespace(connection)
+            self._stack.callback(delete_namespace, connection, self.namespace)
             self.admin = self._stack.enter_context(Admin.from_connection(self.connection))
         except BaseException:
             self._stack.close()

@@ -19,7 +19,7 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.run import LocalService
-from delaylevel.testing.embedded import own_namespace
+from delaylevel.testing.embedded import delete_namespace, new_namespace
 from delaylevel.topics import registry
 from support.background import Serving
 from support.world import QUIET, RealWorld
@@ -136,7 +136,9 @@ def test_a_rule_that_comes_later_stops_only_its_topics_until_it_is_lifted(
 ) -> None:
     place.create()
     place.park()
-    with own_namespace(connection) as elsewhere, ExitStack() as stack:
+    elsewhere = new_namespace(connection)
+    with ExitStack() as stack:
+        stack.callback(delete_namespace, connection, elsewhere)
         other = Place(RealWorld(connection, stack, elsewhere), connection, tmp_path / "other")
         other.create()
         place.world.set_policy("encryptionRequired", True)
@@ -160,7 +162,9 @@ def test_a_rule_that_comes_later_stops_only_its_topics_until_it_is_lifted(
 def test_messages_of_a_target_whose_rules_forbid_them_are_held_until_these_are_lifted(
     place: Place, connection: Connection, tmp_path: Path
 ) -> None:
-    with own_namespace(connection) as elsewhere, ExitStack() as stack:
+    elsewhere = new_namespace(connection)
+    with ExitStack() as stack:
+        stack.callback(delete_namespace, connection, elsewhere)
         other = Place(RealWorld(connection, stack, elsewhere), connection, tmp_path / "other")
         target = other.world.name("orders")
         description = place.create(target, hold_pause_ms=500)
