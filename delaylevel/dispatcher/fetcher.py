@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from operator import lt
-from typing import Any
+from typing import Any, NamedTuple
 
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import PartitionReader
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER
-from delaylevel.dispatcher.journal.records import LAST_INDEX, pack
+from delaylevel.dispatcher.journal.records import LAST_INDEX
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
 from delaylevel.model.message import batch_size, positions_of
@@ -50,6 +50,13 @@ _DESCRIBED_S = 0.01
 CAUGHT_UP = object()
 
 
+class EntryEnd(NamedTuple):
+    """Event: the last message that was read, at this position, is the last one of its entry."""
+
+    ledger_id: int
+    entry_id: int
+
+
 class Fetcher:
     """Reader of a window partition, which passes messages on in batches.
 
@@ -57,9 +64,8 @@ class Fetcher:
 
     Args:
         end: last position that was stored at the takeover; None for an empty partition.
-        put: function that is called with each `FetchedBatch`, with `CAUGHT_UP` once, with the error
-            that ended the reading, or with an integer when no further message is stored: the packed
-            position of the last one that was read, if it is the last one of its entry.
+        put: function that is called with each `FetchedBatch`, with `CAUGHT_UP` once, with an
+            `EntryEnd` when no further message is stored, or with the error that ended the reading.
         unnumbered: function that stores those messages as dead letters whose batch index is above
             LAST_INDEX. If it raises a BrokerError, it is called again.
         rank: rank among the partitions that have not caught up; the lowest is read first.
@@ -302,7 +308,7 @@ class Fetcher:
         batch = last.batch_index()
         if batch < 0 or batch + 1 >= batch_size(last):
             index = min(max(batch, 0), LAST_INDEX)
-            self.put(pack(last.ledger_id(), last.entry_id() << 10 | index))
+            self.put(EntryEnd(last.ledger_id(), last.entry_id() << 10 | index))
 
     def _report_caught_up(self, reader: PartitionReader, ledger: int, entry: int) -> None:
         if self._end is None:

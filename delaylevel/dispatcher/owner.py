@@ -27,7 +27,7 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import DeadLetterTopic, OwnProducers
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler
 from delaylevel.cluster.targets.pool import TargetPool
-from delaylevel.dispatcher.journal.records import LowWatermark, entry_of
+from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.publishing.flights import Flights, SetAsideTopics
@@ -50,7 +50,7 @@ from delaylevel.topics.registry import keep_dead_letters
 
 from .assignment import window_sources
 from .delay_queue import UNCLEAR_MS, CancelRequest, DelayQueue, RecentReleases
-from .fetcher import CAUGHT_UP, Fetcher
+from .fetcher import CAUGHT_UP, EntryEnd, Fetcher
 from .host import PUBLISHING, TURNS, Host
 from .record import FetchedBatch, recorder_of
 
@@ -374,8 +374,8 @@ class PartitionOwner:
             if isinstance(event, FetchedBatch):
                 fetched += 1
                 self._offer(event)
-            elif isinstance(event, int):
-                self._checkpoints.entry_end = event
+            elif isinstance(event, EntryEnd):
+                self._checkpoints.entry_end = pack(event.ledger_id, event.entry_id)
             elif event is CAUGHT_UP:
                 self._end_recovery()
                 self.stats.set(caught_up=True)

@@ -1,8 +1,8 @@
 """Messages of the window topic in the form in which the delay queue keeps them.
 
 A record is a plain tuple of values that can be marshalled, because the queue may write it to disk,
-or one of `PACKED_FIELDS` values, which has its stored form already. `WindowMessage` names those of
-the former. The first two identify the message among its copies.
+or one with the fields of `PackedRecord`, which has its stored form already. `WindowMessage` names
+the fields of the former. The first two identify the message among its copies.
 """
 
 from __future__ import annotations
@@ -107,11 +107,26 @@ class StoredKind(NamedTuple):
         return self.id_key.partition("\n")[2]
 
 
-# A record with its stored form is a plain tuple of six values: ID key and number, which identify
-# the message among its copies, due time, stored form, size of the payload, and properties. No other
-# record has as many.
-PACKED_FIELDS = 6
-STORED, _PACKED_SIZE, _PACKED_PROPERTIES = 3, 4, 5
+class PackedRecord(NamedTuple):
+    """The fields of a plain tuple that stands for a record, and has its stored form.
+
+    No other record has as many.
+
+    Attributes:
+        id_key, id: identity among copies.
+        stored: the stored form, which `unpacked` reads.
+    """
+
+    id_key: str
+    id: int
+    due_ms: int
+    stored: bytes
+    size: int
+    properties: Mapping[str, str]
+
+
+PACKED_FIELDS = len(PackedRecord._fields)
+STORED = PackedRecord._fields.index("stored")
 
 
 # The kinds of this process with their sources, and their numbers, which never change.
@@ -371,7 +386,7 @@ class Recorder:
     def packed(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
         """Return the record of a message of the client's core, or None as for a call.
 
-        It nearly always has `PACKED_FIELDS` values.
+        It nearly always has the fields of `PackedRecord`.
 
         Args:
             ledger, entry, batch: its position; batch is -1 for an unbatched entry.
@@ -579,6 +594,8 @@ class DueBatch:
 _DUE_FIELD = WindowMessage._fields.index("due_ms")
 _VALUE = WindowMessage._fields.index("value")
 _PROPERTIES = WindowMessage._fields.index("properties")
+_PACKED_SIZE = PackedRecord._fields.index("size")
+_PACKED_PROPERTIES = PackedRecord._fields.index("properties")
 #: Index of the delay, which follows the fields of a record if the attribute is the delay.
 _DELAY = len(WindowMessage._fields)
 
