@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from delaylevel.cluster.targets import pool
 from delaylevel.cluster.targets.opener import STALL_S
-from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import BrokerUnreachableError, ClientError, UpgradeRequiredError
 from delaylevel.functions import relay as relay_module
 from delaylevel.functions.relay import SLOW, SLOW_S, Item, Relay, take_confirmed
