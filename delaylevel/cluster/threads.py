@@ -200,15 +200,19 @@ def stop_on_signals(stop: Callable[[], None], within_s: float | None = None) -> 
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def wait() -> None:
-        with suppress(queue.Empty):
-            first_s = signals.get() and time.monotonic()
-            while first_s:
-                in_background(stop)
-                left_s = None if within_s is None else first_s + within_s - time.monotonic()
-                first_s = signals.get(timeout=left_s and max(left_s, 0.0)) and first_s
-            return
-        log.error("ended at once: brokers do not answer, and it was asked to end")
-        os._exit(1)
+        until_s = None
+        while True:
+            left_s = None if until_s is None else max(until_s - time.monotonic(), 0.0)
+            try:
+                signum = signals.get(timeout=left_s)
+            except queue.Empty:
+                log.error("ended at once: brokers do not answer, and it was asked to end")
+                os._exit(1)
+            if not signum:
+                return
+            in_background(stop)
+            if within_s is not None and until_s is None:
+                until_s = time.monotonic() + within_s
 
     threading.Thread(target=wait, name="delaylevel-signals", daemon=True).start()
 
