@@ -11,7 +11,8 @@ A message is cancelled only if neither this owner nor an earlier one can have se
 pending, and was not due some seconds after the takeover, nor after the latest record of an earlier
 owner, by its clock. An owner sends only what is due, and only within a second after its journal
 confirmed a record. So what was due later was not sent by an earlier owner, not even by one that was
-suspended or cut off, or whose clock was ahead.
+suspended or cut off, or whose clock was ahead. Nor was what is stored 5 s after the takeover: no
+earlier owner has read it. A clock that was days ahead makes nothing unclear that comes later.
 
 For the ID of a cancellation, the first of these that applies:
 
@@ -25,7 +26,7 @@ is being published                          none: it waits for the release
 was refused by its target before            none: it waits, because the held topic may have it
 was due before the takeover, or up to       none: it waits for the release, because an earlier
 5 s after it, by the clock of either        owner may have sent it. While its target is paused,
-owner                                       this holds only for what was due before the pause.
+owner, and was stored by then               this holds only for what was due before the pause.
 is pending                                  ``cancelled``, after a Disposition record
 is anything else                            none: it waits for the message until its due time plus
                                             a grace period, then ``unknown``. Everything that was
@@ -263,6 +264,10 @@ class Cancellations:
                 self._undecided.append(request)
             else:
                 self._unproven.append(request)
+
+    def earlier_is_read(self) -> None:
+        """Take note that everything is read that an earlier owner can have read."""
+        self._unclear_until_ms = 0
 
     def take_released(self, ids: IdColumns) -> None:
         """Decide on the cancellations that wait for the release of these messages."""

@@ -21,8 +21,9 @@ from delaylevel.cluster.failures import TOO_LARGE
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.scheduler import NEVER
 from delaylevel.cluster.targets.send_state import NO_PAYLOAD, SendOutcome
-from delaylevel.dispatcher.delay_queue import CancelRequest, DelayQueue
+from delaylevel.dispatcher.delay_queue import UNCLEAR_MS, CancelRequest, DelayQueue
 from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import LowWatermark, pack_message
 from delaylevel.dispatcher.journal.topic import Journal
@@ -87,11 +88,12 @@ class CancellationDesk:
         self._answered: list[int] = []
         self._answer_s = 0.0
         self._again_ms = 0  # no further decisions are postponed to an earlier time
-        # The question for the last stored message, in the background: the time at which it was
+        # The question for the last stored message, in the background: the times at which it was
         # asked, and the answer.
         self._asks = False
-        self._proof: tuple[int, Position | None] | None = None
+        self._proof: tuple[int, float, Position | None] | None = None
         self._ask_again_s = 0.0
+        self._alone_s = host.now_s() + UNCLEAR_MS / 1000  # earlier owners have stopped then
         self._expire_s = host.now_s() + _EXPIRE_EVERY_S
 
     @property
@@ -118,7 +120,7 @@ class CancellationDesk:
         """Decide, publish outcomes, and release cancellations whose outcomes are stored."""
         if self._cancelling.undecided:
             self._decide()
-        if self._cancelling.proof_ms is not None:
+        if self._cancelling.proof_ms is not None or self._now_s() >= self._alone_s:
             self._prove()
             if self._cancelling.undecided:
                 self._decide()
@@ -220,24 +222,31 @@ class CancellationDesk:
         self._send_again_s = self._now_s() + _CREATE_AGAIN_S
 
     def _prove(self) -> None:
-        """Find out if everything is read that was stored before some cancellations ended."""
-        now_ms, proof_ms = self._host.clock.now_ms(), self._cancelling.proof_ms
-        is_time = proof_ms is not None and now_ms >= proof_ms
-        if is_time and not self._asks and self._now_s() >= self._ask_again_s:
+        """Find out if everything is read that was stored before some time.
+
+        That is the end of some cancellations, or of earlier owners.
+        """
+        now_ms, now_s = self._host.clock.now_ms(), self._now_s()
+        proof_ms = self._cancelling.proof_ms
+        is_time = now_s >= self._alone_s or (proof_ms is not None and now_ms >= proof_ms)
+        if is_time and not self._asks and now_s >= self._ask_again_s:
             self._asks = True
-            self._host.start(partial(self._ask, now_ms))
+            self._host.start(partial(self._ask, now_ms, now_s))
         if self._proof is not None:
             # Everything up to that message was stored before the question. What comes later
             # arrived after the end of the wait.
-            asked_ms, last = self._proof
+            asked_ms, asked_s, last = self._proof
             if last is None or self._queue.open.has_read(pack_message(last)):
                 self._proof, self._asks = None, False
                 self._cancelling.everything_is_read(asked_ms)
+                if asked_s >= self._alone_s:
+                    self._alone_s = NEVER
+                    self._cancelling.earlier_is_read()
 
-    def _ask(self, now_ms: int) -> None:
+    def _ask(self, now_ms: int, now_s: float) -> None:
         """Look for the last stored message, in a thread of its own."""
         try:
-            self._proof = now_ms, self._host.admin.last_message_id(self._source.name)
+            self._proof = now_ms, now_s, self._host.admin.last_message_id(self._source.name)
         except Exception as error:  # it is asked again
             log.warning("the end of a window partition is not known: %s", error)
             self._ask_again_s, self._asks = self._now_s() + _RETRY_S, False

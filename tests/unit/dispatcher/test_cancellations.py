@@ -115,6 +115,24 @@ def test_what_was_sent_by_a_clock_that_was_ahead_is_not_cancelled_after_a_takeov
     run.check()
 
 
+def test_a_clock_that_was_far_ahead_keeps_nothing_later_from_being_cancelled(
+    run: Simulation,
+) -> None:
+    run.clock.ahead_ms = 3_600_000
+    run.takeover(random.Random(0))
+    run.clock.ahead_ms = 0
+    # An earlier owner may have read the first message.
+    for number, due_in_ms in enumerate((180_000, 60_000)):
+        run.send(1, ORDERS, too_big=False, due_in_ms=(due_in_ms,))
+        run.cancel(number, ORDERS)
+        run.progress(8, seconds=1)
+    assert work(run) == {"id-1": {"cancelled"}}
+    run.wait(170)
+    run.settle()
+    assert run.outcomes() == {"id-0": {"too late"}, "id-1": {"cancelled"}}
+    run.check()
+
+
 def test_a_message_that_waits_for_its_target_is_cancelled(run: Simulation) -> None:
     run.pause(ORDERS)
     run.send(3, ORDERS, too_big=False)
