@@ -310,18 +310,22 @@ class Namespaces:
 
 
 @pytest.fixture(scope="session")
-def namespaces(connection: Connection) -> Iterator[Namespaces]:
-    """The namespaces of the tests of this process."""
-    made = Namespaces(connection)
+def namespaces() -> Iterator[dict[str, Namespaces]]:
+    """The namespaces of the tests of this process, by broker."""
+    made: dict[str, Namespaces] = {}
     yield made
     if "DELAYLEVEL_TEST_SERVICE_URL" in os.environ:  # any other broker is thrown away
-        made.close()
+        for each in made.values():
+            each.close()
 
 
 @pytest.fixture
-def namespace(namespaces: Namespaces) -> Iterator[str]:
+def namespace(connection: Connection, namespaces: dict[str, Namespaces]) -> Iterator[str]:
     """A new namespace, so that tests do not affect each other."""
-    with namespaces.take() as name:
+    url = connection.admin_url
+    if url not in namespaces:
+        namespaces[url] = Namespaces(connection)
+    with namespaces[url].take() as name:
         yield name
 
 
