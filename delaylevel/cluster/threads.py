@@ -206,13 +206,14 @@ def stop_on_signals(stop: Callable[[], None], within_s: float | None = None) -> 
             try:
                 signum = signals.get(timeout=left_s)
             except queue.Empty:
-                log.error("ended at once: brokers do not answer, and it was asked to end")
-                os._exit(1)
+                break
             if not signum:
                 return
             in_background(stop)
             if within_s is not None and until_s is None:
                 until_s = time.monotonic() + within_s
+        log.error("ended at once: brokers do not answer, and it was asked to end")
+        os._exit(1)
 
     threading.Thread(target=wait, name="delaylevel-signals", daemon=True).start()
 
