@@ -76,8 +76,9 @@ def serve(
             moves=moves,
             processes=Processes(opener, count),
         )
+        # In this order, the limit of time holds until everything is closed, and then no more.
+        stack.callback(stop_on_signals(service.stop, END_S))
         stack.callback(service.close)
-        stop_on_signals(service.stop, END_S)
         port, address = metrics
         if port is not None:
             from delaylevel.run.actions import ServiceActions
