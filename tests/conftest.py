@@ -260,14 +260,15 @@ def connection(request: pytest.FixtureRequest) -> Connection:
 class Namespaces:
     """Namespaces that are made ahead, and deleted later: no test waits.
 
-    Rarely, a broker never finishes to read the topic policies of a new namespace, and then loads
-    none of its topics (apache/pulsar#25294). So a topic is loaded first, and deleted again.
+    Now and then, a broker never finishes reading the topic policies of a new namespace, and loads
+    none of its topics then (apache/pulsar#25294). So a topic is loaded first, and deleted again.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._made: queue.Queue[str | Exception] = queue.Queue(1)
         self._used: queue.Queue[str] = queue.Queue()
+        self._present: set[str] = set()
         for each in (self._make, self._delete):
             threading.Thread(target=each, name="namespaces", daemon=True).start()
 
@@ -281,8 +282,10 @@ class Namespaces:
         self._used.put(name)
 
     def close(self) -> None:
-        """Wait until those that were used are deleted."""
+        """Delete all of them."""
         self._used.join()
+        for name in list(self._present):
+            delete_namespace(self._connection, name)
 
     def _make(self) -> None:
         while True:
@@ -293,6 +296,7 @@ class Namespaces:
         for _ in range(3):
             try:
                 name = new_namespace(self._connection)
+                self._present.add(name)
                 url = f"{self._connection.admin_url}/admin/v2/persistent/{name}/first"
                 with urllib3.PoolManager(timeout=30, retries=False) as http:
                     if http.request("PUT", url).status == 204:
@@ -304,8 +308,10 @@ class Namespaces:
 
     def _delete(self) -> None:
         while True:
+            name = self._used.get()
             with suppress(urllib3.exceptions.HTTPError):
-                delete_namespace(self._connection, self._used.get())
+                delete_namespace(self._connection, name)
+                self._present.discard(name)
             self._used.task_done()
 
 
