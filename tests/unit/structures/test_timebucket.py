@@ -34,6 +34,13 @@ def test_sequential_and_random_due_times_are_compact() -> None:
     assert packed(spread) < 2.7
 
 
+def test_what_is_due_now_is_not_tracked() -> None:
+    tracker = tracker_at([T0])
+    assert [tracker.add_message(1, each, T0 + each) for each in (0, 1)] == [False, True]
+    assert tracker.add_messages([1, 1], [2, 3], [T0, T0 + 1]) == 1
+    assert len(tracker) == 2
+
+
 @pytest.mark.parametrize("precision", [0, -1, 1000, 3, 1 << 41])
 def test_precision_must_be_a_power_of_two(precision: int) -> None:
     with pytest.raises(InvalidInputError, match="power of two"):
