@@ -52,6 +52,10 @@ class Forwarder:
         refreshed: function that returns a description whose reading began after the messages were
             stored; it is called for a target that ``description`` does not have. By default, such
             a target is unknown.
+
+    Attributes:
+        placed: the items of stored messages that were given with one, and where these messages are.
+            Who gives items takes them from here.
     """
 
     def __init__(

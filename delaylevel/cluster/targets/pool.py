@@ -169,6 +169,8 @@ class TargetPool(ProducerPool[TargetKey, Item]):
 
     def refusal(self, topic: str, schema: str) -> str | None:
         """Return the reason why a target takes no messages now; None if it may be written."""
+        if not self._refused:  # the usual case, for every message
+            return None
         reason, until_s = self._refused.get((topic, schema), _NOT_REFUSED)
         return reason if self._now_s() < until_s else None
 

@@ -53,10 +53,11 @@ release of another one's.
    their Resolved records, because the journal keeps the order.
 8. A message is cancelled by a Disposition record, and only if it is pending and was not due 5 s
    after the takeover, nor 5 s after the latest publish time of a record: by rule 1, no earlier
-   owner has sent it then, nor will, whatever the clocks of both say. Snapshots keep that time. Its
-   outcome is published after the journal has confirmed the record. An outcome without a record of
-   its own follows a LowWatermark record. So each outcome is that of the owner at the time of its
-   decision.
+   owner has sent it then, nor will, whatever the clocks of both say. Snapshots keep that time. What
+   is stored more than 5 s after the takeover can be cancelled in any case: no earlier owner sends
+   it any more. The outcome is published after the journal has confirmed the record. An outcome
+   without a record of its own follows a LowWatermark record. So each outcome is that of the owner
+   at the time of its decision.
 9. The first message that waits for the end of a pause is preceded by a Paused record, and the first
    one of the target that is sent or set aside afterwards by another one, which is confirmed. What
    waited in between was not sent, so it can be cancelled after a takeover, too.

@@ -85,6 +85,7 @@ class CancellationDesk:
         self._send_again_s = 0.0
         self._warning = RepeatedWarning(log, self._topic)
         self._source = source
+        self._end_warning = RepeatedWarning(log, source.topic)
         self._answered: list[int] = []
         self._answer_s = 0.0
         self._again_ms = 0  # no further decisions are postponed to an earlier time
@@ -247,8 +248,9 @@ class CancellationDesk:
         """Look for the last stored message, in a thread of its own."""
         try:
             self._proof = now_ms, now_s, self._host.admin.last_message_id(self._source.name)
+            self._end_warning.over()
         except Exception as error:  # it is asked again
-            log.warning("the end of a window partition is not known: %s", error)
+            self._end_warning.failed(f"its last message is not known: {error}")
             self._ask_again_s, self._asks = self._now_s() + _RETRY_S, False
         self._host.events.wake()
 
