@@ -212,7 +212,7 @@ class SeedDeduplicator:
 
 
 def ids_of(kind: str, rows: int) -> Iterator[Any]:
-    """Yield arrays of 10,000 IDs: ledger << 35 | entry << 10 | batch index, or random IDs."""
+    """Yield arrays of 10,000 IDs: ledger << 32 | entry << 10 | batch index, or random IDs."""
     rng = np.random.default_rng(1)
     for start in range(0, rows, 10_000):
         index = np.arange(start, min(rows, start + 10_000))
@@ -220,7 +220,7 @@ def ids_of(kind: str, rows: int) -> Iterator[Any]:
             yield rng.integers(0, 1 << 63, index.size)
             continue
         entry, batch = (index, 0) if kind == "message ids" else (index // 1000, index % 1000)
-        yield (10_000 + entry // 50_000 << 35) | (entry % 50_000 << 10) | batch
+        yield (10_000 + entry // 50_000 << 32) | (entry % 50_000 << 10) | batch
 
 
 def dedup(layout: str, kind: str, rows: int) -> Case:

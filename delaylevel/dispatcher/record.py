@@ -21,6 +21,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from delaylevel.dispatcher.journal.records import (
+    ENTRY_BITS,
+    ENTRY_LIMIT,
+    LAST_INDEX,
+    LEDGER_LIMIT,
+)
 from delaylevel.errors import EnvelopeError, InvalidInputError, UnknownTargetError
 from delaylevel.model.due_time import NEVER_MS
 from delaylevel.model.envelope import (
@@ -60,7 +66,7 @@ pack_head = _HEAD.pack
 #: 1_0, digits of other scripts) are other IDs. A source is not empty, because the key would be that
 #: of hashed IDs, and has no newline, because the key could be that of another attempt.
 _POSITION_ID = re.compile(
-    r"([^\n]+):(0|[1-9][0-9]{0,8}):(0|[1-9][0-9]{0,7}):(-1|0|[1-9][0-9]{0,3})"
+    r"([^\n]+):(0|[1-9][0-9]{0,9}):(0|[1-9][0-9]{0,6}):(-1|0|[1-9][0-9]{0,3})"
 )
 #: Expiry of a message that never expires.
 _NEVER = str(NEVER_MS)
@@ -73,7 +79,6 @@ MessageRecord: TypeAlias = "tuple[Any, ...]"
 
 # First byte of a stored form; that of a marshalled tuple is another one.
 PLAIN, _EXTENDED = 1, 2
-_ENTRY_MASK, _BATCH_MASK = (1 << 25) - 1, (1 << 10) - 1
 
 
 def with_key(number: int, key: str) -> int:
@@ -218,16 +223,13 @@ def unpacked(stored: bytes) -> tuple[Any, ...]:
 
 def _position_id(source: str, number: int) -> str:
     """Return the ID of the message at a position of a topic, which has this number."""
-    entry, batch = number >> 10 & _ENTRY_MASK, (number & _BATCH_MASK) - 1
-    return f"{source}:{number >> 35}:{entry}:{batch}"
+    entry, batch = number >> 10 & ENTRY_LIMIT - 1, (number & LAST_INDEX) - 1
+    return f"{source}:{number >> ENTRY_BITS}:{entry}:{batch}"
 
 
 def as_plain(record: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return a record as a plain tuple that is not packed."""
     return unpacked(record[STORED]) if len(record) == PACKED_FIELDS else tuple(record)
-
-
-_LEDGER_LIMIT, _ENTRY_LIMIT, _BATCH_LIMIT = 1 << 28, 1 << 25, 1 << 10
 
 
 class WindowMessage(NamedTuple):
@@ -309,9 +311,9 @@ def _id_number(message_id: str, target: str, attempt: int = 0) -> tuple[str, int
     if match:
         source = match[1]
         ledger, entry, batch = int(match[2]), int(match[3]), int(match[4])
-        if ledger < _LEDGER_LIMIT and entry < _ENTRY_LIMIT and batch < _BATCH_LIMIT - 1:
+        if ledger < LEDGER_LIMIT and entry < ENTRY_LIMIT and batch < LAST_INDEX:
             # Plus 1, so that an unbatched entry (-1) and the first message of a batch differ.
-            return _id_key(target, source, suffix), ledger << 35 | entry << 10 | (batch + 1)
+            return _id_key(target, source, suffix), ledger << ENTRY_BITS | entry << 10 | (batch + 1)
     digest = hashlib.blake2b(message_id.encode(), digest_size=8).digest()
     return _id_key(target, "", suffix), int.from_bytes(digest, "big") >> 1
 
@@ -417,8 +419,8 @@ class Recorder:
             return self._record_checked(message, ledger, entry, batch)
         stored_kind, id_key, name = kind.own_number, kind.stored.id_key, None
         if own_id is None:
-            number = ledger << 35 | entry << 10 | (batch + 1)
-            if ledger >= _LEDGER_LIMIT or entry >= _ENTRY_LIMIT or batch >= _BATCH_LIMIT - 1:
+            number = ledger << ENTRY_BITS | entry << 10 | (batch + 1)
+            if ledger >= LEDGER_LIMIT or entry >= ENTRY_LIMIT or batch >= LAST_INDEX:
                 own_id = f"{self._source}:{ledger}:{entry}:{batch}"
         elif not own_id:
             return self._record_checked(message, ledger, entry, batch)

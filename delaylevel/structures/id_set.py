@@ -1,7 +1,7 @@
 """Compact sets of 63-bit IDs, and exact sets for each key, from which IDs can be removed.
 
 Roaring bitmaps hold IDs that are close together; sorted arrays hold all others, at 8 bytes each. A
-message ID is ledger << 35 | entry << 10 | batch index. An ID whose low ten bits are zero (the first
+message ID is ledger << 32 | entry << 10 | batch index. An ID whose low ten bits are zero (the first
 message of a batch, or any unbatched message) is stored without these bits, so that the IDs of
 consecutive entries are close together.
 """

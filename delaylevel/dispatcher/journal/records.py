@@ -18,17 +18,19 @@ from delaylevel.structures.id_columns import IdColumns
 from delaylevel.structures.rows import Int64s, small_index
 
 _MAGIC = b"DLR"
-_FORMAT = 1
+_FORMAT = 2
 _FRAME = struct.Struct("<3sBBI")  # magic, version, kind, checksum of the rest
 _SIZE = struct.Struct("<I")
 _COLUMN = struct.Struct("<IqBB")  # rows, minimum, trailing zero bits, bytes per value
 # What stands in the text for an array or bytes. No name of a target is the same.
 _ARRAY, _BYTES = "column", "binary"
-ENTRY_BITS = 35
+# BookKeeper counts the ledgers of a whole cluster, up to 2^31 by default. Brokers begin another one
+# after 50,000 entries by default, but not within ten minutes.
+ENTRY_BITS = 32
+LEDGER_LIMIT, ENTRY_LIMIT = 1 << 31, 1 << 22
 #: The highest batch index that has a packed position.
 LAST_INDEX = (1 << 10) - 1
-_LEDGER_LIMIT = 1 << 28
-_ENTRY_LIMIT = 1 << ENTRY_BITS
+_ENTRY_MASK = (1 << ENTRY_BITS) - 1
 
 
 def packed_values(value: Any) -> bytes:
@@ -96,22 +98,22 @@ def pack(ledger: int | Int64s, entry_id: int | Int64s) -> int | Int64s:
     """Pack each position into one integer. Integers compare as the positions do.
 
     Args:
-        ledger: ledger ID below 2^28; an integer, or shape (n,).
-        entry_id: entry << 10 | batch index (0 if not batched), below 2^35; an integer, or shape
+        ledger: ledger ID below 2^31; an integer, or shape (n,).
+        entry_id: entry << 10 | batch index (0 if not batched), below 2^32; an integer, or shape
             (n,).
 
     Raises:
         InvalidInputError: a position does not fit; two messages would have the same integer.
     """
     ledgers, entries = np.asarray(ledger, dtype=np.int64), np.asarray(entry_id, dtype=np.int64)
-    bad = (ledgers < 0) | (ledgers >= _LEDGER_LIMIT) | (entries < 0) | (entries >= _ENTRY_LIMIT)
+    bad = (ledgers < 0) | (ledgers >= LEDGER_LIMIT) | (entries < 0) | (entries > _ENTRY_MASK)
     if bad.any():
         index = int(np.argmax(bad))
         one, other = int(ledgers.flat[index]), int(entries.flat[index])
         raise InvalidInputError(
-            f"position {one}:{other >> 10}:{other & 1023} does not fit 63 bits (ledger below 2^28, "
-            "entry below 2^25, at most 1,024 messages in a batch): the dispatcher cannot read this "
-            "window topic; create a new one"
+            f"position {one}:{other >> 10}:{other & 1023} does not fit 63 bits (ledger below 2^31, "
+            "entry below 2^22): the dispatcher cannot read this window partition, and its messages "
+            "stay there. Keep managedLedgerMaxEntriesPerLedger of the brokers below 4,194,304"
         )
     packed = ledgers << ENTRY_BITS | entries
     return packed if isinstance(ledger, np.ndarray) else int(packed)
@@ -124,12 +126,12 @@ def pack_message(position: Position) -> int:
 
 def unpack(positions: Int64s) -> tuple[Int64s, Int64s]:
     """Return the ledger IDs and the entry IDs of packed positions, shape (n,) each."""
-    return positions >> ENTRY_BITS, positions & (_ENTRY_LIMIT - 1)
+    return positions >> ENTRY_BITS, positions & _ENTRY_MASK
 
 
 def entry_of(position: int) -> Position:
     """Return the entry that holds a packed position."""
-    return Position(position >> ENTRY_BITS, (position & (_ENTRY_LIMIT - 1)) >> 10)
+    return Position(position >> ENTRY_BITS, (position & _ENTRY_MASK) >> 10)
 
 
 class Released(NamedTuple):

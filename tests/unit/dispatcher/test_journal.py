@@ -26,10 +26,13 @@ from delaylevel.dispatcher.journal.records import (
     SnapshotChunk,
     decode,
     encode,
+    entry_of,
+    pack_message,
     unpacked_values,
 )
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.errors import DelayLevelError
+from delaylevel.errors import DelayLevelError, InvalidInputError
+from delaylevel.model.position import Position
 from delaylevel.structures.id_columns import IdColumns
 
 IDS = st.integers(0, (1 << 63) - 1)
@@ -71,9 +74,25 @@ def test_a_damaged_record_is_refused(record: Record, data: st.DataObject) -> Non
 
 def test_a_record_of_a_later_format_is_reported() -> None:
     data = bytearray(encode(LowWatermark(1)))
-    data[3] = 2
-    with pytest.raises(DelayLevelError, match="format 2, this is 1"):
+    data[3] += 1
+    with pytest.raises(DelayLevelError, match="format 3, this is 2"):
         decode(bytes(data))
+
+
+@pytest.mark.parametrize("ledger", [0, 7, (1 << 31) - 1])
+@pytest.mark.parametrize("entry", [0, 5, (1 << 22) - 1])
+def test_a_position_comes_back_from_its_number(ledger: int, entry: int) -> None:
+    last = pack_message(Position(ledger, entry, 1023))
+    assert pack_message(Position(ledger, entry)) <= last < 1 << 63
+    assert entry_of(last) == Position(ledger, entry)
+
+
+@pytest.mark.parametrize("position", [Position(1 << 31, 0), Position(0, 1 << 22)])
+def test_a_position_that_would_have_the_number_of_another_one_is_refused(
+    position: Position,
+) -> None:
+    with pytest.raises(InvalidInputError, match="does not fit 63 bits"):
+        pack_message(position)
 
 
 def test_the_chunks_of_a_large_snapshot_are_small_enough_for_a_broker() -> None:

@@ -31,7 +31,7 @@ def spelled(key: str, number: int) -> tuple[str, int] | None:
     source, _, attempt = key.removeprefix(f"{TARGET}\n").partition("\n")
     if not source:
         return None
-    position = f"{number >> 35}:{number >> 10 & ((1 << 25) - 1)}:{(number & 1023) - 1}"
+    position = f"{number >> 32}:{number >> 10 & ((1 << 22) - 1)}:{(number & 1023) - 1}"
     return f"{source}:{position}", int(attempt or 0)
 
 
@@ -63,12 +63,12 @@ def test_different_messages_have_different_identities(
 @pytest.mark.parametrize(
     ("message_id", "expected"),
     [
-        (f"{SOURCE}:7:1:-1", (f"{TARGET}\n{SOURCE}", 7 << 35 | 1 << 10)),
-        (f"{SOURCE}:7:1:1021", (f"{TARGET}\n{SOURCE}", 7 << 35 | 1 << 10 | 1022)),
-        ("inv:2024:1:2", (f"{TARGET}\ninv", 2024 << 35 | 1 << 10 | 3)),
+        (f"{SOURCE}:7:1:-1", (f"{TARGET}\n{SOURCE}", 7 << 32 | 1 << 10)),
+        (f"{SOURCE}:7:1:1021", (f"{TARGET}\n{SOURCE}", 7 << 32 | 1 << 10 | 1022)),
+        ("inv:2024:1:2", (f"{TARGET}\ninv", 2024 << 32 | 1 << 10 | 3)),
         ("mine", (f"{TARGET}\n", 751_336_569_042_138_743)),
-        (f"{SOURCE}:268435456:1:2", (f"{TARGET}\n", 0)),
-        (f"{SOURCE}:7:33554432:2", (f"{TARGET}\n", 0)),
+        (f"{SOURCE}:2147483648:1:2", (f"{TARGET}\n", 0)),
+        (f"{SOURCE}:7:4194304:2", (f"{TARGET}\n", 0)),
         (f"{SOURCE}:7:1:1023", (f"{TARGET}\n", 0)),
     ],
 )

@@ -117,7 +117,7 @@ def test_the_deduplicator_behaves_like_plain_sets(
 
 @pytest.mark.parametrize("step", [1, 1 << 10])
 def test_message_ids_are_compact_in_any_order(step: int) -> None:
-    ids = (np.arange(400_000) // 50_000 + 10_000 << 35) + np.arange(400_000) % 50_000 * step
+    ids = (np.arange(400_000) // 50_000 + 10_000 << 32) + np.arange(400_000) % 50_000 * step
     for order in (ids, np.random.default_rng(1).permutation(ids)):
         dedup = Deduplicator(1_000_000)
         for start in range(0, ids.size, 5000):
