@@ -20,7 +20,7 @@ from delaylevel.model.clock import Clock
 from delaylevel.model.message import batch_size, positions_of
 from delaylevel.model.position import Position
 
-from .host import TURNS
+from .host import WORK_LOCK
 from .record import FetchedBatch, Recorder
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class Fetcher:
             self._retry_s = now_s + _DESCRIBED_S
             return False
         batch = self._kept or FetchedBatch()
-        with nullcontext() if self._end is None else TURNS.take(self._rank):
+        with nullcontext() if self._end is None else WORK_LOCK.hold(self._rank):
             taken = self._undecided
             if not taken:
                 taken = self._whole(reader, self._available(reader.burst(message)))
@@ -258,7 +258,7 @@ class Fetcher:
             positions = map(Position, ledgers, entries, indices)
             every = list(zip(taken, positions, strict=True))
             try:
-                with TURNS.pause():
+                with WORK_LOCK.pause():
                     self._unnumbered([each for each in every if each[1].batch > LAST_INDEX])
             except BrokerError as error:
                 self._undecided, self._refused = taken, error

@@ -1,4 +1,4 @@
-"""The surroundings of partition owners: broker, clocks and events, and the turns of threads."""
+"""The surroundings of partition owners: broker, clocks, events, and the lock of threads."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Host:
         return HostLoop(self.start, self.now_s, self.events.wake)
 
 
-class Turns:
+class PriorityLock:
     """A lock that goes to the waiting thread with the lowest rank.
 
     Each call of the client releases the interpreter's lock, so threads that worked at once would
@@ -145,16 +145,16 @@ class Turns:
         self._waiting: list[tuple[int, int, threading.Lock]] = []
         self._arrivals = count()
 
-    def take(self, rank: int) -> RankedTurn:
+    def hold(self, rank: int) -> RankedHold:
         """Hold the lock; threads of equal rank get it in the order of their calls.
 
         The result is a context manager, and a decorator of functions that need the lock.
         """
-        return RankedTurn(self, rank)
+        return RankedHold(self, rank)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Let others work while this thread waits for disk or broker; nothing if it has no turn."""
+        """Let others work while this thread waits for disk or broker, if it holds the lock."""
         holder = self._holder
         if holder is None or holder[0] != threading.get_ident():
             yield
@@ -166,7 +166,7 @@ class Turns:
             self.acquire(holder[1])
 
     def acquire(self, rank: int) -> None:
-        """Wait for the lock; `take` is the usual way."""
+        """Wait for the lock; `hold` is the usual way."""
         with self._lock:
             if self._holder is None and not self._waiting:
                 self._holder = threading.get_ident(), rank
@@ -187,25 +187,25 @@ class Turns:
                 heappop(self._waiting)[2].release()
 
 
-class RankedTurn(ContextDecorator):
+class RankedHold(ContextDecorator):
     """Context manager and decorator that holds a lock; it may be used again.
 
-    Owners take turns at every look at their messages, so this is no generator.
+    Owners use it at every look at their messages, so this is no generator.
     """
 
-    def __init__(self, turns: Turns, rank: int) -> None:
-        self._turns = turns
+    def __init__(self, lock: PriorityLock, rank: int) -> None:
+        self._lock = lock
         self._rank = rank
 
     def __enter__(self) -> None:
-        self._turns.acquire(self._rank)
+        self._lock.acquire(self._rank)
 
     def __exit__(self, *exc_info: object) -> None:
-        self._turns.release()
+        self._lock.release()
 
 
 #: Rank of publishing; that of reading at a takeover is the number of the partition.
 PUBLISHING = -1
 
-#: Turns of all owners of this process that publish, and of owners and fetchers that take over.
-TURNS = Turns()
+#: Lock of all owners of this process that publish, and of owners and fetchers that take over.
+WORK_LOCK = PriorityLock()

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 
 from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.delay_queue import DelayQueue
-from delaylevel.dispatcher.host import TURNS
+from delaylevel.dispatcher.host import WORK_LOCK
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.dispatcher.record import DueBatch, attributes
 from delaylevel.dispatcher.stats import OwnerStats
@@ -62,7 +62,7 @@ _MASK = (1 << ENTRY_BITS) - 1
 _BATCH_MASK, _BATCH_BITS = 1023, 10
 
 
-# Rank of queries among the turns: behind all partitions that publish or are read.
+# Rank of queries for the lock: behind all partitions that publish or are read.
 _QUERYING = 1 << 20
 
 
@@ -81,7 +81,7 @@ class QueueView(FrozenRows):
     """
 
     def __init__(self, delay_queue: DelayQueue, wanted: Range) -> None:
-        super().__init__(wanted, partial(TURNS.take, _QUERYING))
+        super().__init__(wanted, partial(WORK_LOCK.hold, _QUERYING))
         self.attribute = delay_queue.pending.attribute
         self.read_to = delay_queue.open.last_offered
         self.cancelled = delay_queue.cancelling.cancelled

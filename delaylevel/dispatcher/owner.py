@@ -30,7 +30,7 @@ from delaylevel.cluster.targets.pool import TargetPool
 from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
-from delaylevel.dispatcher.publishing.flights import Flights, SetAsideTopics
+from delaylevel.dispatcher.publishing.in_flight import InFlightBatches, SetAsideTopics
 from delaylevel.dispatcher.publishing.outcomes import CancellationDesk
 from delaylevel.dispatcher.publishing.publisher import BatchPublisher
 from delaylevel.dispatcher.publishing.targets import TargetPartitions
@@ -51,7 +51,7 @@ from delaylevel.topics.registry import keep_dead_letters
 from .assignment import window_sources
 from .delay_queue import UNCLEAR_MS, CancelRequest, DelayQueue, RecentReleases
 from .fetcher import CAUGHT_UP, EntryEnd, Fetcher
-from .host import PUBLISHING, TURNS, Host
+from .host import PUBLISHING, WORK_LOCK, Host
 from .record import FetchedBatch, recorder_of
 
 log = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ class PartitionOwner:
     def take_over(self, opened: contextlib.ExitStack) -> Fetcher:
         """Open everything, resolve what the last owner left open, and return the fetcher."""
         self._open(opened)
-        self._publisher.flights.resolve_earlier()
+        self._publisher.in_flight.resolve_earlier()
         self._checkpoints.write_snapshot()
         self._fetcher = self._make_fetcher()
         return self._fetcher
@@ -283,7 +283,7 @@ class PartitionOwner:
         )
         opened.callback(pool.close)
         partitions = TargetPartitions(host) if numbered else None
-        flights = Flights(host, delay_queue, pool, journal, set_aside, numbered=numbered)
+        flights = InFlightBatches(host, delay_queue, pool, journal, set_aside, numbered=numbered)
         self._publisher = BatchPublisher(host, delay_queue, pool, flights, partitions)
         outcomes: OwnProducers[CancelRequest] = OwnProducers(host.client, "", host.loop)
         opened.callback(outcomes.close)
@@ -308,7 +308,7 @@ class PartitionOwner:
             budget_bytes=max(settings.memory_bytes // description.window_partitions, _LEAST_BYTES),
             bucket_ms=_bucket_ms(description),
             clock=clock.now_ms,
-            writing=TURNS.pause,
+            writing=WORK_LOCK.pause,
         )
 
         def overflow() -> PendingSegments:
@@ -394,7 +394,7 @@ class PartitionOwner:
         """Process the outcomes of what was sent, and cancellations; errors as for `take_in`."""
         # Before the look: an answer that comes during it is not seen by it, and wakes this again.
         self.events.take_answered()
-        self._publisher.flights.process()
+        self._publisher.in_flight.process()
         self.desk.process()
 
     def release(self) -> float:
@@ -407,7 +407,7 @@ class PartitionOwner:
         self._release()
         if self._queue.in_flight:
             self._stir()
-        return self._publisher.flights.pause_s
+        return self._publisher.in_flight.pause_s
 
     def tidy_up(self) -> None:
         """Let reading go on, acknowledge, and make a checkpoint, each at its time.
@@ -435,13 +435,13 @@ class PartitionOwner:
 
     def drain(self) -> None:
         """Go on with what is launched, and launch nothing else; errors as for `tidy_up`."""
-        with TURNS.take(PUBLISHING):
-            self._publisher.flights.send_prepared()
+        with WORK_LOCK.hold(PUBLISHING):
+            self._publisher.in_flight.send_prepared()
         self.process_outcomes()
 
     def finish(self) -> None:
         """Write everything that the next owner needs; errors as for `tidy_up`."""
-        self._publisher.flights.write_commits()
+        self._publisher.in_flight.write_commits()
         self.desk.finish()
         # After those, which release messages: the low watermark passes them then.
         self._checkpoints.finish()
@@ -462,7 +462,7 @@ class PartitionOwner:
     def next_step_ms(self) -> int | None:
         """Time of the next other work by due times, ms since the epoch; None if there is none."""
         publisher = self._publisher
-        if publisher.flights.prepared:
+        if publisher.in_flight.prepared:
             return 0
         if not self.caught_up:
             return None
@@ -472,7 +472,7 @@ class PartitionOwner:
     @property
     def next_look_s(self) -> float | None:
         """Monotonic time of the next work without an event or a due time, in s, or None."""
-        flights = self._publisher.flights
+        flights = self._publisher.in_flight
         times = [flights.next_commit_s, self.desk.next_look_s]
         if self._without_room:
             times.append(self.host.now_s() + _DISK_S)
@@ -503,12 +503,12 @@ class PartitionOwner:
     @property
     def owes_commits(self) -> bool:
         """True if outcomes are known that are not in the journal."""
-        return self._publisher.flights.next_commit_s is not None
+        return self._publisher.in_flight.next_commit_s is not None
 
     @property
     def look_every_s(self) -> float:
         """Time between two looks at what is in flight, in s."""
-        owes_answers = self._publisher.flights.owes_answers
+        owes_answers = self._publisher.in_flight.owes_answers
         return _RESOLVE_EVERY_S if owes_answers else _CHECK_EVERY_S
 
     @property
@@ -526,12 +526,12 @@ class PartitionOwner:
     @property
     def in_flight(self) -> int:
         """Number of batches that are not completely confirmed."""
-        return len(self._publisher.flights)
+        return len(self._publisher.in_flight)
 
     @property
     def _unanswered(self) -> int:
         """Number of messages that were sent and have no outcome."""
-        flights = self._publisher.flights
+        flights = self._publisher.in_flight
         return self._queue.in_flight - flights.prepared - flights.uncommitted
 
     # -- reading
@@ -550,7 +550,7 @@ class PartitionOwner:
 
     def _offer(self, batch: FetchedBatch) -> None:
         # At a takeover, there are many at once: they take turns with owners that publish.
-        with contextlib.nullcontext() if self.caught_up else TURNS.take(self.partition):
+        with contextlib.nullcontext() if self.caught_up else WORK_LOCK.hold(self.partition):
             new, copies = self._queue.offer(batch)
         self.stats.add(arrived=new + copies, duplicates=copies)
         self._without_room += 1
@@ -577,7 +577,7 @@ class PartitionOwner:
 
     # -- publishing
 
-    @TURNS.take(PUBLISHING)
+    @WORK_LOCK.hold(PUBLISHING)
     def _release(self) -> None:
         self._publisher.publish_waiting()
         behind = False
@@ -591,13 +591,13 @@ class PartitionOwner:
                 if not self.events:
                     continue
             break
-        self._publisher.flights.send_prepared()
+        self._publisher.in_flight.send_prepared()
         if not behind:
             self._publisher.warm_up()
 
     def _checkpoint(self) -> None:
         """Acknowledge up to the low watermark, and do all that is due from time to time."""
-        self._publisher.flights.write_commits()
+        self._publisher.in_flight.write_commits()
         self.desk.tidy_up()
         # After those, which release messages, so that the low watermark passes them.
         self._checkpoints.make()
@@ -607,7 +607,7 @@ class PartitionOwner:
             self._publisher.pool.close_idle()
         delay_queue, waiting = self._queue, self._queue.waiting
         self.stats.set(
-            pending=len(delay_queue) + self._publisher.flights.prepared,
+            pending=len(delay_queue) + self._publisher.in_flight.prepared,
             in_flight=self._unanswered,
             next_due_ms=earliest(
                 (delay_queue.pending.next_due_ms, self._publisher.first_waiting_ms)

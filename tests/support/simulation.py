@@ -549,7 +549,7 @@ class Simulation:
             owner.take_over(contextlib.ExitStack())
         self.stats, self.queue, self.desk = host.stats, owner._queue, owner.desk
         self.publisher, self.pool = owner._publisher, owner._publisher.pool
-        self.set_aside = self.publisher.flights._set_aside
+        self.set_aside = self.publisher.in_flight._set_aside
         self._watch_disk(self.queue.waiting)
         self._watch_expiry(self.set_aside)
         self._watch_sends(self.pool, self._check_sends)

@@ -18,7 +18,7 @@ after a confirmed record was written. Hence the first rule: **no journal record,
 
 `JournalState` is the sum of the records. The running owner applies each record as it makes it, and
 a later owner applies the same records when it reads the journal. `DelayQueue` makes the records;
-`PartitionOwner` and its `Flights` append them, in the same thread, so
+`PartitionOwner` and its `InFlightBatches` append them, in the same thread, so
 that the journal has them in this order.
 
 Order in time

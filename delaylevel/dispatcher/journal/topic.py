@@ -17,7 +17,7 @@ from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import FENCING_SETTINGS, open_producer
 from delaylevel.cluster.reader import read_range
-from delaylevel.dispatcher.host import TURNS
+from delaylevel.dispatcher.host import WORK_LOCK
 from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION
@@ -216,7 +216,7 @@ class Journal:
         if self._failure is not None:
             raise self._error(self._failure)
         if self._unproven:
-            with TURNS.pause():
+            with WORK_LOCK.pause():
                 self._prove()
 
     def snapshot(self, chunks: list[bytes]) -> None:
@@ -266,7 +266,7 @@ class Journal:
         # The client may wait for earlier records if too many are not confirmed.
         waits = not arguments or self._written - self.stored > _MOST_PENDING
         try:
-            with translate_errors(), TURNS.pause() if waits else nullcontext():
+            with translate_errors(), WORK_LOCK.pause() if waits else nullcontext():
                 sent = send(data, *arguments)
         except ClientError as error:
             raise self._error(error.name) from error

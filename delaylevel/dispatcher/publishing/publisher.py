@@ -27,7 +27,7 @@ from delaylevel.dispatcher.record import DueBatch, WindowMessage
 from delaylevel.model.clock import earliest
 from delaylevel.structures.segments.pending import SpillError
 
-from .flights import Flight, Flights, PoolItem, is_below_limits
+from .in_flight import InFlightBatch, InFlightBatches, PoolItem, is_below_limits
 from .targets import PauseGate, TargetPartitions, by_target, paused_key
 
 #: A target that needs longer for what is in flight is slow: its messages make way for others.
@@ -86,23 +86,23 @@ class BatchPublisher:
         host: Host,
         delay_queue: DelayQueue,
         pool: TargetPool[PoolItem],
-        flights: Flights,
+        flights: InFlightBatches,
         partitions: TargetPartitions | None,
     ) -> None:
         self._queue = delay_queue
         self.pool = pool
-        self.flights = flights
+        self.in_flight = flights
         self._partitions = partitions
         self._numbered = partitions is not None
         self._clock = host.clock
         self._warm_until_ms = -1
         self._gate = PauseGate(host, delay_queue.waiting.count)
-        self._launched: list[Flight] = []  # not passed on to the flights yet
+        self._launched: list[InFlightBatch] = []  # not passed on to the flights yet
 
     @property
     def busy(self) -> bool:
         """True while messages or earlier intents wait for a target."""
-        return self.flights.busy or self.has_waiting
+        return self.in_flight.busy or self.has_waiting
 
     @property
     def has_waiting(self) -> bool:
@@ -125,7 +125,7 @@ class BatchPublisher:
     @property
     def ready(self) -> bool:
         """True if another batch may be published."""
-        return self.flights.unconfirmed < _PREPARED and not self._is_stopped
+        return self.in_flight.unconfirmed < _PREPARED and not self._is_stopped
 
     @property
     def is_calm(self) -> bool:
@@ -147,7 +147,7 @@ class BatchPublisher:
     def next_warm_up_ms(self) -> int | None:
         """Time of the next call of :meth:`warm_up`, ms since the epoch; None for no need of it."""
         due_ms = self._queue.pending.next_due_ms
-        if due_ms is None or due_ms <= max(self._warm_until_ms, self.flights.sent_ms + _IDLE_MS):
+        if due_ms is None or due_ms <= max(self._warm_until_ms, self.in_flight.sent_ms + _IDLE_MS):
             return None
         return due_ms - _WARM_UP_MS
 
@@ -169,7 +169,7 @@ class BatchPublisher:
         for message in batch.messages:
             if message.target and not self._gate.is_paused(message.target):
                 self._open(message)
-        self.flights.prove_soon(int(batch.due_ms[0]))
+        self.in_flight.prove_soon(int(batch.due_ms[0]))
         self._queue.pending.put_again(batch)
 
     def _open(self, message: WindowMessage) -> None:
@@ -186,8 +186,8 @@ class BatchPublisher:
     def publish_waiting(self) -> None:
         """Publish messages that have waited for their targets, as far as these are ready now."""
         waiting = self._queue.waiting
-        if self.flights.prepared and not waiting.targets:
-            self.flights.send_prepared()  # now, and not after the next ones are prepared
+        if self.in_flight.prepared and not waiting.targets:
+            self.in_flight.send_prepared()  # now, and not after the next ones are prepared
         for key in waiting.targets:
             if key.partition == PAUSED_PARTITION:
                 self._end_pause(key)
@@ -226,7 +226,7 @@ class BatchPublisher:
             paused = self._gate.waits(batch, key).tolist()
             if paused:
                 if self._gate.is_paused(key.topic):
-                    self.flights.begin_pause(key.topic)
+                    self.in_flight.begin_pause(key.topic)
                 batches = self._split(batch, paused)
                 self._wait(batches[0], paused_key(key))
                 if batches[1] is None:
@@ -247,7 +247,7 @@ class BatchPublisher:
         try:
             self._queue.waiting.put(key, batch)
         except SpillError as error:
-            if self.flights.has_room_aside():
+            if self.in_flight.has_room_aside():
                 self._set_aside(batch, key, [f"it is slow, and {error.reason}"] * len(batch))
             else:
                 # In memory: this is little, and nothing else is taken until it has left.
@@ -266,7 +266,7 @@ class BatchPublisher:
         if key.partition == UNKNOWN_PARTITION:
             self._launch_by_partition(batch, key)
         else:
-            self._launched.append(Flight(batch, key, left=len(batch)))
+            self._launched.append(InFlightBatch(batch, key, left=len(batch)))
 
     def _launch_by_partition(self, batch: DueBatch, key: TargetKey) -> None:
         """Launch a batch of a target whose partitions have been counted."""
@@ -292,7 +292,7 @@ class BatchPublisher:
         else:
             reasons = dict.fromkeys(self._queue.refused_earlier(batch), _REFUSED_EARLIER)
         # What has expired is not held, whatever its target would have said.
-        return reasons | self.flights.expired(batch)
+        return reasons | self.in_flight.expired(batch)
 
     def _split(self, batch: DueBatch, first: list[int]) -> tuple[DueBatch, DueBatch | None]:
         """Return the messages with these ascending indices, and the others; None for no others."""
@@ -304,8 +304,8 @@ class BatchPublisher:
 
     def _set_aside(self, batch: DueBatch, key: TargetKey, reasons: Sequence[str]) -> None:
         """Launch a batch whose messages are set aside, or let it wait for room there."""
-        if self.flights.has_room_aside():
-            self._launched.append(Flight(batch, None, refused=dict(enumerate(reasons))))
+        if self.in_flight.has_room_aside():
+            self._launched.append(InFlightBatch(batch, None, refused=dict(enumerate(reasons))))
         else:
             self._wait(batch, key._replace(partition=ASIDE_PARTITION))
 
@@ -336,7 +336,7 @@ class BatchPublisher:
         """Return the state of a target, as it is at this moment: nothing is remembered."""
         topic, pool = key.topic, self.pool
         if not topic or key.partition in (ASIDE_PARTITION, DISK_FULL_PARTITION):
-            if self.flights.has_room_aside():
+            if self.in_flight.has_room_aside():
                 return TargetState.READY
             # A topic of our own may take nothing for long. That stops no target, unless there is no
             # other place for its messages.
@@ -345,12 +345,12 @@ class BatchPublisher:
         if key.partition == PAUSED_PARTITION or self._gate.is_paused(topic):
             return TargetState.PAUSED
         if pool.refusal(topic, key.schema) is not None:
-            return TargetState.REFUSED if self.flights.has_room_aside() else TargetState.SLOW
+            return TargetState.REFUSED if self.in_flight.has_room_aside() else TargetState.SLOW
         if key.partition == UNKNOWN_PARTITION:
             assert self._partitions is not None
             count = self._partitions.count(topic)
             if isinstance(count, str):
-                return TargetState.REFUSED if self.flights.has_room_aside() else TargetState.SLOW
+                return TargetState.REFUSED if self.in_flight.has_room_aside() else TargetState.SLOW
             return TargetState.UNKNOWN if count is None else TargetState.READY
         producer = pool.producer(key)
         if not producer.state.is_open:
@@ -360,7 +360,7 @@ class BatchPublisher:
             # The limits are those of the whole target, so any of its producers may be slow.
             return TargetState.SLOW if pool.age_s(topic) > SLOW_S else TargetState.FULL
         # More messages than these would be refused, too, and memory has no room for them.
-        if producer.is_lost or not is_below_limits(*self.flights.refused_load(topic)):
+        if producer.is_lost or not is_below_limits(*self.in_flight.refused_load(topic)):
             return TargetState.SLOW
         return TargetState.READY
 
@@ -369,5 +369,5 @@ class BatchPublisher:
         if not flights:
             return
         if self._numbered:
-            self.flights.write_commits()
-        self.flights.launch(flights)
+            self.in_flight.write_commits()
+        self.in_flight.launch(flights)

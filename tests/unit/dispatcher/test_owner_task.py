@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from delaylevel.cluster.scheduler import Scheduler
-from delaylevel.dispatcher.host import WAKE, EventQueue, Turns
+from delaylevel.dispatcher.host import WAKE, EventQueue, PriorityLock
 from delaylevel.dispatcher.owner import OwnerTask
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
@@ -240,23 +240,23 @@ def test_an_answer_of_a_target_wakes_an_owner_that_would_not_look_soon(
 
 
 def test_waiting_threads_work_in_the_order_of_their_ranks_also_while_one_writes() -> None:
-    turns, order, threads = Turns(), list[int](), list[threading.Thread]()
+    lock, order, threads = PriorityLock(), list[int](), list[threading.Thread]()
 
     def work(rank: int) -> None:
-        with turns.take(rank):
+        with lock.hold(rank):
             order.append(rank)
 
-    with turns.take(9):
+    with lock.hold(9):
         for rank in (3, 1, 2, 1):
             threads.append(threading.Thread(target=work, args=(rank,)))
             threads[-1].start()
-            eventually(lambda: len(turns._waiting) == len(threads), "the thread")
+            eventually(lambda: len(lock._waiting) == len(threads), "the thread")
         assert order == []
-        with turns.pause():
+        with lock.pause():
             for thread in threads:
                 thread.join(60)
         order.append(9)
-    with pytest.raises(ValueError, match="failed"), turns.take(9):
+    with pytest.raises(ValueError, match="failed"), lock.hold(9):
         raise ValueError("failed")
     work(5)  # it is free again
     assert order == [1, 1, 2, 3, 9, 5]

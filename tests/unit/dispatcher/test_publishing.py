@@ -16,7 +16,7 @@ import pytest
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import UNCERTAIN, Commit, Intent, Released, decode
 from delaylevel.dispatcher.pending import DISK_FULL_PARTITION, PendingIndex, WaitingQueues
-from delaylevel.dispatcher.publishing.flights import expired
+from delaylevel.dispatcher.publishing.in_flight import expired
 from delaylevel.dispatcher.publishing.publisher import TargetState
 from delaylevel.dispatcher.record import DueBatch, WindowMessage
 from delaylevel.model import envelope as env
@@ -35,7 +35,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Simulation:
 
 def few_at_once(patch: pytest.MonkeyPatch, *, in_flight: int, batch: int) -> None:
     """Lower the limits of a target's messages in flight, and of those that are launched at once."""
-    patch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", in_flight)
+    patch.setattr("delaylevel.dispatcher.publishing.in_flight.IN_FLIGHT_MESSAGES", in_flight)
     patch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", batch)
 
 
@@ -119,7 +119,7 @@ def test_what_a_target_does_not_take_stops_no_other_target(
     """Few messages are set aside at a time, and the held and the dead-letter topic are slow."""
     few_at_once(monkeypatch, in_flight=10, batch=5)
     monkeypatch.setattr(TargetState.OPENING, "stops_from", 5)
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._MANY", 1)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.in_flight._MANY", 1)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._PREPARED", 10)
     fault(run)
     before = len(delivered(run, INVOICES))
@@ -159,9 +159,9 @@ def test_no_message_passes_those_that_wait_for_the_same_target(
     assert waiting
     run.broker.answer(ORDERS.__eq__)  # it has room before those that wait are looked at
     for _ in range(2):
-        run.publisher.flights.process()
+        run.publisher.in_flight.process()
         run.work()
-    assert not len(run.publisher.flights)
+    assert not len(run.publisher.in_flight)
     run.send(5, ORDERS, too_big=False)
     run.wait(1.0)
     run.offer()
@@ -247,7 +247,7 @@ def test_a_burst_that_is_confirmed_at_once_has_several_records(
 ) -> None:
     """A broker takes no record above its limit, and each target may have 2,000 in a burst."""
     run = opened(Simulation(False, tmp_path))
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._UNCOMMITTED", 10)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.in_flight._UNCOMMITTED", 10)
     run.send(60, ORDERS, too_big=False)
     run.wait(0.02)
     run.progress(5)
@@ -265,8 +265,8 @@ def pause_after(run: Simulation, messages: int) -> float:
     run.send(messages, ORDERS, too_big=False)
     run.wait(0.02)
     run.progress(1)
-    assert run.publisher.flights.sent_ms == run.clock.now_ms()
-    return run.publisher.flights.pause_s
+    assert run.publisher.in_flight.sent_ms == run.clock.now_ms()
+    return run.publisher.in_flight.pause_s
 
 
 def test_messages_of_quiet_hours_go_together_in_all_partitions_at_once(run: Simulation) -> None:
@@ -286,7 +286,7 @@ def test_a_burst_after_idle_times_is_not_taken_for_quiet_hours(run: Simulation) 
 def test_no_numbered_message_is_sent_before_its_intent_is_confirmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._MANY", 1)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.in_flight._MANY", 1)
     run = opened(Simulation(True, tmp_path), TARGETS)
     run.send(2, ORDERS, too_big=False)
     for _ in range(5):
@@ -300,7 +300,7 @@ def test_no_numbered_message_is_sent_before_its_intent_is_confirmed(
 def test_a_burst_is_sent_without_a_wait_for_its_intents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._MANY", 5)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.in_flight._MANY", 5)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._PREPARED", 10)
     run = opened(Simulation(True, tmp_path))
     run.send(100, ORDERS, too_big=False)
@@ -309,7 +309,7 @@ def test_a_burst_is_sent_without_a_wait_for_its_intents(
     for _ in range(3):
         run.cycle()
         assert not producer.messages  # no intent is confirmed
-        assert run.publisher.flights.prepared == 10  # and no more of them are written
+        assert run.publisher.in_flight.prepared == 10  # and no more of them are written
     run.journal.store(len(run.journal.tail))
     run.cycle()
     assert producer.messages == 10
@@ -439,7 +439,7 @@ def test_a_message_that_an_earlier_owner_may_still_send_does_not_expire(
         run.takeover(random.Random(0))
         for _ in range(3):
             run.work()
-            run.publisher.flights.process()
+            run.publisher.in_flight.process()
         run.journal.store(len(run.journal.tail))
         (left,) = run.queue.state.open_intents.values()
         assert left.first == UNCERTAIN, "its intent is resolved, and one of what is uncertain left"

@@ -292,7 +292,7 @@ def test_the_runs_reach_everything() -> None:
 def test_nothing_is_lost_or_published_twice_with_little_room(
     numbered: bool, partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights.IN_FLIGHT_MESSAGES", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.in_flight.IN_FLIGHT_MESSAGES", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
     monkeypatch.setattr(TargetState.OPENING, "stops_from", 3)
     monkeypatch.setattr("delaylevel.dispatcher.pending._IN_MEMORY", 4)
@@ -304,7 +304,7 @@ def test_nothing_is_lost_or_published_twice_in_a_burst(
     numbered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Intents of due messages are not waited for, and entries have few messages.
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.flights._MANY", 1)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.in_flight._MANY", 1)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._PREPARED", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing.publisher._BATCH", 3)
     monkeypatch.setattr(TargetState.OPENING, "stops_from", 3)

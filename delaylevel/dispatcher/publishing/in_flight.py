@@ -1,4 +1,4 @@
-"""Flights: batches on their way to the broker, from the launch to the record of their outcome.
+"""Batches in flight: on their way to the broker, from the launch to the record of their outcome.
 
 Without sequence IDs a batch is sent at once. With them, its intent has to be confirmed first. In
 both cases the journal has confirmed a record that was written just before. That protects against
@@ -28,7 +28,7 @@ from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.cluster.targets.send_state import SendOutcome, Sent
 from delaylevel.dispatcher.delay_queue import DelayQueue
-from delaylevel.dispatcher.host import PUBLISHING, TURNS, Host
+from delaylevel.dispatcher.host import PUBLISHING, WORK_LOCK, Host
 from delaylevel.dispatcher.journal.records import (
     UNCERTAIN,
     DispositionKind,
@@ -54,10 +54,10 @@ log = logging.getLogger(__name__)
 IN_FLIGHT_MESSAGES = 2_000
 IN_FLIGHT_BYTES = 16 << 20
 #: A message given to the pool: its flight or recall, and its index there.
-PoolItem = tuple["Flight | Recall", int]
+PoolItem = tuple["InFlightBatch | Recall", int]
 _NONE = np.zeros(0, dtype=np.int64)
 # Successive messages of a flight, by index.
-_Run = tuple["Flight", range]
+_Run = tuple["InFlightBatch", range]
 # Without a call in Python for each message.
 _EXPIRES = attrgetter("expires_ms")
 # Age of the last confirmed record from which another one has to be confirmed before messages are
@@ -85,7 +85,7 @@ _RETRY_S = 1.0
 
 
 @dataclass(eq=False)
-class Flight:
+class InFlightBatch:
     """A launched batch of one target that is not released.
 
     Attributes:
@@ -123,13 +123,13 @@ class Flight:
         return dues
 
 
-class SetAsideTopics(OwnPlaces[tuple[Flight, int]]):
+class SetAsideTopics(OwnPlaces[tuple[InFlightBatch, int]]):
     """The held and the dead-letter topic, for messages of flights that are not published."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(host.client, host.admin, host.descriptions.latest, host.clock, host.loop)
         self._dead_letters = host.descriptions.latest().dead_letter_topic.partition(0).full
-        self._again: list[Carried[tuple[Flight, int]]] = []
+        self._again: list[Carried[tuple[InFlightBatch, int]]] = []
         self._again_s = 0.0
         self._warning = RepeatedWarning(log, f"{self._dead_letters} or its held topic")
 
@@ -139,7 +139,7 @@ class SetAsideTopics(OwnPlaces[tuple[Flight, int]]):
         messages, size = super().load
         return messages + len(self._again), size + sum(each.size for each in self._again)
 
-    def send(self, flight: Flight) -> None:
+    def send(self, flight: InFlightBatch) -> None:
         """Send the refused messages of a flight to their topics without waiting."""
         for index, reason in sorted(flight.refused.items()):
             message = flight.batch.messages[index]
@@ -160,7 +160,7 @@ class SetAsideTopics(OwnPlaces[tuple[Flight, int]]):
         letter, properties = description.dead_letter_topic.partition(0).full, message.properties
         return Placed(Place("dead", properties.get(REASON, ""), letter), properties)
 
-    def confirmed(self) -> Iterator[tuple[Flight, int, bool]]:
+    def confirmed(self) -> Iterator[tuple[InFlightBatch, int, bool]]:
         """Yield flight, index, and if it is a dead letter, of each message that was confirmed."""
         # A message that was not confirmed is sent again. If the owner gave up instead, the next one
         # would publish the messages in flight of every other target again.
@@ -212,7 +212,7 @@ def is_below_limits(messages: int, size: int) -> bool:
     return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES
 
 
-class Flights:
+class InFlightBatches:
     """The batches that are launched, until they are released.
 
     Messages that a target refuses are set aside. Of the intents from before the takeover, the
@@ -246,10 +246,10 @@ class Flights:
         self._numbered = numbered
         self._clock = host.clock
         self._now_s = host.now_s
-        self._open: set[Flight] = set()  # with messages that have no outcome
+        self._open: set[InFlightBatch] = set()  # with messages that have no outcome
         # Launched flights by target, in the order of their intents, which is that of their sequence
         # IDs.
-        self._unsent: dict[TargetKey, list[Flight]] = {}
+        self._unsent: dict[TargetKey, list[InFlightBatch]] = {}
         self.prepared = self.sent_ms = self.uncommitted = 0
         self._count = 0
         self._counted_s = host.now_s()
@@ -258,7 +258,7 @@ class Flights:
         self._recalls: dict[int, Recall] = {}  # of unresolved intents, by their number
         # By topic, messages and bytes of the flights of which messages are being set aside.
         self._refused_load: dict[str, tuple[int, int]] = {}
-        self._confirmed: list[Flight] = []
+        self._confirmed: list[InFlightBatch] = []
         self._late_ms: list[int] = []  # lateness of the messages that are not counted
         self._commit_s = 0.0
 
@@ -283,7 +283,7 @@ class Flights:
         """True if callbacks are about to come; :meth:`process` has to follow soon."""
         return self._pool.owes_answers or self._set_aside.owes_answers
 
-    def launch(self, flights: list[Flight]) -> None:
+    def launch(self, flights: list[InFlightBatch]) -> None:
         """Send flights, with sequence IDs after their intents; leave many to `send_prepared`."""
         # Before anything is sent or set aside: until this record is stored, the next owner may
         # cancel what waited for the end of the pause.
@@ -348,14 +348,14 @@ class Flights:
         if topic not in self._queue.state.paused:
             self._journal.append_soon(self._queue.pause(topic))
 
-    def _end_pauses(self, flights: list[Flight]) -> None:
+    def _end_pauses(self, flights: list[InFlightBatch]) -> None:
         """Record that messages of targets that were paused are sent, or set aside."""
         # What is held comes back with its next attempt, which no cancellation names.
         record = self._queue.resume({flight.batch.messages[0].target for flight in flights})
         if record is not None:
             self._journal.append(record)
 
-    def _write_intents(self, flights: list[Flight]) -> None:
+    def _write_intents(self, flights: list[InFlightBatch]) -> None:
         records: list[Record] = [self._intent(flight) for flight in flights]
         aside = [flight.batch.positions for flight in flights if flight.key is None]
         if aside:
@@ -371,7 +371,7 @@ class Flights:
             for flight in flights:
                 flight.record = record_number
 
-    def _send_target(self, key: TargetKey, flights: list[Flight]) -> bool:
+    def _send_target(self, key: TargetKey, flights: list[InFlightBatch]) -> bool:
         """Send the messages of a target; return True if there were any."""
         ready = [flight for flight in flights if flight.record <= self._journal.stored]
         if not ready:
@@ -411,10 +411,10 @@ class Flights:
                 found.pop(index, None)
         return {index: expired_reason(at_ms) for index, at_ms in found.items()}
 
-    def _without_expired(self, flights: list[Flight]) -> list[_Run] | None:
+    def _without_expired(self, flights: list[InFlightBatch]) -> list[_Run] | None:
         """Refuse expired messages; return the others, or None without room to set more aside."""
         kept: list[_Run] = []
-        refused: list[tuple[Flight, dict[int, str]]] = []
+        refused: list[tuple[InFlightBatch, dict[int, str]]] = []
         for flight in flights:
             reasons, begin = self.expired(flight.batch), 0
             if reasons:
@@ -429,7 +429,7 @@ class Flights:
             self._refuse(refused)
         return kept
 
-    def _refuse(self, refused: list[tuple[Flight, dict[int, str]]]) -> None:
+    def _refuse(self, refused: list[tuple[InFlightBatch, dict[int, str]]]) -> None:
         """Refuse messages without sending them: reasons by index."""
         for flight, reasons in refused:
             flight.refused.update(reasons)
@@ -447,7 +447,7 @@ class Flights:
         if self._journal.proof_age_s > _PROOF_S:
             self._journal.append(LowWatermark(self._queue.state.low_watermark))
 
-    def _intent(self, flight: Flight) -> Intent:
+    def _intent(self, flight: InFlightBatch) -> Intent:
         if flight.key is None:
             return self._queue.intent(flight.batch)
         name = target_name(flight.key)
@@ -496,13 +496,13 @@ class Flights:
         for record in self._queue.resolve(number, mask):
             self._journal.append_soon(record)
 
-    @TURNS.take(PUBLISHING)
+    @WORK_LOCK.hold(PUBLISHING)
     def process(self) -> None:
         """Process the outcomes of messages that were sent; errors as for `Journal.append`."""
         # After the claim of another owner, nothing that follows may be sent or set aside.
         self._journal.check()
-        refused: list[tuple[Flight, int]] = []
-        done: list[Flight] = []
+        refused: list[tuple[InFlightBatch, int]] = []
+        done: list[InFlightBatch] = []
         stored: list[Sent[PoolItem]] = []
         for sent, outcome, reason in self._pool.poll():
             owner, index = sent.item
@@ -542,7 +542,7 @@ class Flights:
 
     def write_commits(self) -> None:
         """Write the commits of flights that are completely confirmed, and count the messages."""
-        plain: list[list[Flight]] = [[]]
+        plain: list[list[InFlightBatch]] = [[]]
         room = _UNCOMMITTED
         if self._late_ms:
             self._host.stats.released(np.array(self._late_ms))
@@ -572,7 +572,7 @@ class Flights:
         self._confirmed = []
         self.uncommitted = 0
 
-    def _dispose(self, flight: Flight) -> None:
+    def _dispose(self, flight: InFlightBatch) -> None:
         """Record which messages of a flight are not published; dead letters may come back."""
         kinds = {
             "held": DispositionKind.HELD,
@@ -595,7 +595,7 @@ class Flights:
         now_ms = self._clock.now_ms()
         for sent in stored:
             flight, index = sent.item
-            assert isinstance(flight, Flight)
+            assert isinstance(flight, InFlightBatch)
             flight.confirmed_ms = now_ms
             late_ms = now_ms - flight.dues[index]
             self._late_ms.append(late_ms if late_ms > 0 else 0)
@@ -605,7 +605,7 @@ class Flights:
         before_s, commit_s = self.next_commit_s, self._now_s() + most_s
         self._commit_s = commit_s if before_s is None else min(before_s, commit_s)
 
-    def _record(self, refused: list[tuple[Flight, int]]) -> None:
+    def _record(self, refused: list[tuple[InFlightBatch, int]]) -> None:
         """Write refusals to the journal, with deduplication."""
         if refused and self._numbered:
             positions = np.array([int(flight.batch.positions[index]) for flight, index in refused])
@@ -621,7 +621,7 @@ class Flights:
             for key in ready:
                 self._pool.producer(key).resume()
 
-    def _finish(self, flight: Flight) -> None:
+    def _finish(self, flight: InFlightBatch) -> None:
         """Set the refused messages of a flight aside, and release it."""
         if not flight.refused:
             self._commit(flight)
@@ -638,7 +638,7 @@ class Flights:
         if before + messages:
             self._refused_load[topic] = before + messages, size_before + size
 
-    def _commit(self, flight: Flight) -> None:
+    def _commit(self, flight: InFlightBatch) -> None:
         """Keep a flight for the next commits, which are written together."""
         if flight.key is not None and flight.size is not None:
             self._count_refused(flight.key.topic, -len(flight.batch), -flight.size)
