@@ -80,8 +80,6 @@ class TaskForwarders:
 def forward_input(options: SyncOptions, part: InputRange) -> Iterator[pa.RecordBatch]:
     """Forward a range, wait for the confirmations, and yield a row for each of its messages."""
     here = runtime(options)
-    for name in options.level_topics:
-        here.describe(name)
     with TaskForwarders(here) as forwarders:
         try:
             count, reports = _forward(here, options, part, forwarders)
@@ -108,8 +106,6 @@ def forward_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Forward the rows of a task, wait for the confirmations, and yield a row for each."""
     here = runtime(options)
-    for name in options.level_topics:
-        here.describe(name)
     count = 0
     duplicates = DuplicateCheck()
     used: dict[str, Forwarder] = {}
@@ -143,7 +139,7 @@ def messages_only(options: SyncOptions, part: InputRange) -> Iterator[ParkedMess
     # A user's steps see no control records, so they cannot lose or change one. Where the final
     # window allows none, such a record becomes a dead letter like any message that cannot be read.
     here, source = runtime(options), part.source
-    if here.describe(source.level_topic).final_window is not FinalWindow.TRACKER:
+    if here.planned_by(source.level_topic).final_window is not FinalWindow.TRACKER:
         yield from part.read(options)
         return
     with (

@@ -76,13 +76,17 @@ class Runtime:
         """Return a description whose reading began in this task, for targets that may be new."""
         return self._cache(level_topic).refresh(self._task_s)
 
-    def forwarder(self, level_topic: str) -> Forwarder:
-        """Return the forwarder for a level topic; a changed description gets a new one."""
+    def planned_by(self, level_topic: str) -> LevelTopicDescription:
+        """Return the description of a level topic for a task, the last one that can be read."""
         try:
-            description = self.describe(level_topic)
+            return self.describe(level_topic)
         except UpgradeRequiredError:
             # The driver gives the level topic up. What it has planned is finished as planned.
-            description = self._cache(level_topic).latest()
+            return self._cache(level_topic).latest()
+
+    def forwarder(self, level_topic: str) -> Forwarder:
+        """Return the forwarder for a level topic; a changed description gets a new one."""
+        description = self.planned_by(level_topic)
         known, forwarder = self._forwarders.get(level_topic, (None, None))
         if forwarder is None or known != description:
             if forwarder is not None:

@@ -458,7 +458,7 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         if self._options.forward:
             return forward_input(self._options, partition)
         source = partition.source
-        place = place_of(runtime(self._options).describe(source.level_topic), source)
+        place = place_of(runtime(self._options).planned_by(source.level_topic), source)
         messages = messages_only(self._options, partition)
         return to_batches(source, messages, place, partition.now_ms, self._schema)
 

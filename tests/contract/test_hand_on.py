@@ -256,6 +256,8 @@ class _Process:
     def describe(self, level_topic: str) -> LevelTopicDescription:
         return self._description
 
+    planned_by = describe
+
     def start_task(self) -> None: ...
 
     def forwarder(self, level_topic: str) -> Forwarder:

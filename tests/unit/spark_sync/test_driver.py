@@ -25,9 +25,13 @@ from delaylevel.errors import (
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import PartitionStrategy
+from delaylevel.mover.forwarder import Forwarder
 from delaylevel.spark_sync import driver as driver_module
+from delaylevel.spark_sync import forwarding
+from delaylevel.spark_sync import runtime as runtime_module
 from delaylevel.spark_sync.arrow_rows import SCHEMA
 from delaylevel.spark_sync.driver import Driver, positions_of
+from delaylevel.spark_sync.forwarding import forward_input
 from delaylevel.spark_sync.options import SyncOptions
 from delaylevel.spark_sync.source import DelayLevelStreamReader
 from delaylevel.testing import ManualClock, MemoryPulsar
@@ -52,6 +56,11 @@ class Spark:
         if level_topic in self.later:
             raise UpgradeRequiredError("it is in format 2: upgrade")
         return topics.describe(self.memory.admin, level_topic)
+
+    def start_task(self) -> None: ...
+
+    def forwarder(self, level_topic: str) -> Forwarder:
+        return Forwarder(self.client, self.memory.admin, self.describe(level_topic))
 
     def create(self, name: str, *levels: PartitionStrategy) -> LevelTopicDescription:
         """Create a level topic."""
@@ -78,7 +87,8 @@ class Spark:
 @pytest.fixture
 def spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spark]:
     spark = Spark()
-    monkeypatch.setattr(driver_module, "runtime", lambda options: spark)
+    for module in (driver_module, forwarding, runtime_module):
+        monkeypatch.setattr(module, "runtime", lambda options: spark)
     with spark.memory:
         yield spark
 
@@ -289,6 +299,16 @@ def test_a_level_topic_that_returns_while_another_mover_has_it_stops_no_other(
         other.close()
         start, end = end, driver.latest_offset(end, None)
         assert {each.level_topic for each in planned(driver, start, end)} == {invoices.topic}
+
+
+def test_tasks_go_on_while_a_level_topic_of_the_job_is_not_served(spark: Spark, two: Two) -> None:
+    options = SyncOptions((), tuple(each.topic for each in two), forward=True)
+    with spark.driver(*two) as driver:
+        start = begin(driver)
+        spark.later.add(two[1].topic)
+        spark.let_pass(2 * DAY)
+        batch = driver.input_ranges(start, driver.latest_offset(start, None))
+        assert [row.num_rows for part in batch for row in forward_input(options, part)] == [1]
 
 
 def test_a_run_until_all_is_moved_tells_of_a_level_topic_that_was_given_up(
