@@ -122,8 +122,8 @@ class Driver:
     def latest_offset(self, start: Offset, max_messages: int | None) -> Offset:
         """Return the end of a batch of ready messages; a limited one has what is due first."""
         self._refresh()
-        if not self._warm and self._fixed_now_ms is None:
-            self._warm = True
+        is_first, self._warm = not self._warm, True
+        if is_first and not self.once:
             return make_offset(self._clock.now_ms(), {**self._first, **positions_of(start)})
         now_ms = self._next_checks.start_pass()
         if self._fixed_now_ms is not None:
@@ -211,8 +211,10 @@ class Driver:
         """Acknowledge cumulatively up to an offset whose batches are all complete."""
         for topic, position in positions_of(end).items():
             source = self._sources.get(topic)
-            if source is None or position <= self._acknowledged.get(topic, EARLIEST):
+            if source is None or position <= self._acknowledged.get(topic, self._first[topic]):
                 continue
+            if not self._warm:
+                self._check_exists(source, position)
             self._locks[source.level_topic].acknowledge(source, position)
             self._acknowledged[topic] = position
 
@@ -229,6 +231,11 @@ class Driver:
         self, source: SourcePartition, start: Position, now_ms: int
     ) -> tuple[Position, ReadyRange] | BrokerError:
         """Return the result of `_search`, or the reason why the broker did not tell."""
+        if not self._locks[source.level_topic].holds(source.topic):
+            # Its acknowledgements would get lost in the client without an error.
+            return BrokerError(
+                f"{source.topic} is not locked: its broker is away, or another mover has taken it"
+            )
         try:
             with translate_errors():
                 return self._search(source, start, now_ms)
@@ -268,8 +275,8 @@ class Driver:
             return start, found
         if self._options.fail_on_data_loss:
             raise DataLossError(
-                f"{lost}. Set failOnDataLoss=false to continue after them, or give the query the "
-                "checkpoint that it belongs to"
+                f"{lost}. Start with a new checkpoint if another mover has moved them; "
+                "failOnDataLoss=false continues after them"
             )
         log.warning("%s; continuing after them (failOnDataLoss=false)", lost)
         return lost.until, find_ready(source, lost.until, now_ms, lead_ms, 0)
@@ -282,6 +289,20 @@ class Driver:
             if not is_admin_away(error):
                 raise
             return None
+
+    def _check_exists(self, source: SourcePartition, position: Position) -> None:
+        """Raise DataLossError if a position of the checkpoint is not in its partition."""
+        # Ledgers have other numbers after their cluster was built again. What is stored in front of
+        # the position was not moved then, and an acknowledgement would lose it.
+        if position.entry < 1:
+            return  # a ledger without entries, which may be gone, and is never acknowledged
+        last = self._runtime.admin.last_message_id(source.name)
+        ledgers = {item.ledger for item in self._runtime.admin.ledgers(source.name)}
+        if last is None or position > last.next_entry or position.ledger not in ledgers:
+            raise DataLossError(
+                f"the checkpoint is not of this cluster, or older than its data: {position} is not "
+                f"in {source.topic}. Start with a new checkpoint; nothing was acknowledged"
+            )
 
     def _earliest_due_first(
         self, ready: Sequence[ReadyRange], positions: Mapping[str, Position], max_messages: int

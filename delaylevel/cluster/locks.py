@@ -103,8 +103,12 @@ class PartitionLock:
     @property
     def connected(self) -> bool:
         """True if every consumer is connected; the client reconnects by itself."""
-        # While one of them is not, another mover may have taken its partition.
-        return all(consumer.is_connected() for consumer in self._consumers.values())
+        return all(map(self.holds, self._consumers))
+
+    def holds(self, topic: str) -> bool:
+        """Return True if the consumer of a partition is connected."""
+        # While it is not, another mover may have taken the partition.
+        return bool(self._consumers[topic].is_connected())
 
     def merge(self, other: PartitionLock) -> None:
         """Take over the partitions of another lock of this process, e.g. after an expansion."""

@@ -19,18 +19,19 @@ from delaylevel.cluster.reader import read_range
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
+    DataLossError,
     LevelTopicError,
     UpgradeRequiredError,
 )
-from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.position import source_partitions
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.position import Position, source_partitions
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.spark_sync import driver as driver_module
 from delaylevel.spark_sync import forwarding
 from delaylevel.spark_sync import runtime as runtime_module
 from delaylevel.spark_sync.arrow_rows import SCHEMA
-from delaylevel.spark_sync.driver import Driver, positions_of
+from delaylevel.spark_sync.driver import Driver, make_offset, positions_of
 from delaylevel.spark_sync.forwarding import forward_input
 from delaylevel.spark_sync.options import SyncOptions
 from delaylevel.spark_sync.source import DelayLevelStreamReader
@@ -266,6 +267,44 @@ def test_a_partition_that_cannot_be_searched_delays_no_other(
         driver.fix_now()
         with pytest.raises(BrokerError, match="TimeOut"):
             driver.latest_offset(start, None)
+
+
+def test_nothing_is_planned_of_a_partition_whose_lock_is_lost(
+    spark: Spark, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    description = spark.create("orders")
+    for days in (1, 2):
+        spark.send(days * DAY + timedelta(seconds=5))
+    lost, kept = (description.name.partition(index) for index in (0, 1))
+    with spark.driver(description) as driver:
+        start = begin(driver)
+        spark.let_pass(2 * DAY)
+        monkeypatch.setattr(PartitionLock, "holds", lambda self, topic: topic != lost.full)
+        end = driver.latest_offset(start, None)
+        assert [each.name for each in planned(driver, start, end)] == [kept]
+    assert f"{lost.full} is not locked: its broker is away, or another mover" in caplog.text
+
+
+def test_a_checkpoint_of_another_cluster_is_refused(spark: Spark) -> None:
+    description = spark.create("orders")
+    first = description.name.partition(0)
+    spark.send(SOON)
+    with spark.driver(description) as driver:
+        start = begin(driver)
+        spark.let_pass(2 * DAY)
+        end = driver.latest_offset(start, None)
+        for part in driver.input_ranges(start, end):
+            assert list(forward_input(SyncOptions((), (description.topic,), forward=True), part))
+    with spark.driver(description) as driver:
+        driver.acknowledge(end)  # that of the process before got lost
+    at = spark.memory.admin.mark_delete_position(first, SUBSCRIPTION).next_entry
+    assert at == positions_of(end)[first.full]
+    for elsewhere in (at.next_entry, Position(at.ledger + 1000, 1)):
+        with (
+            spark.driver(description) as driver,
+            pytest.raises(DataLossError, match="Start with a new checkpoint"),
+        ):
+            driver.acknowledge(make_offset(0, {first.full: elsewhere}))
 
 
 Two = tuple[LevelTopicDescription, LevelTopicDescription]
