@@ -15,6 +15,8 @@ _STOPPED = "stopped"
 
 def request_stop(folder: str) -> None:
     """Request that the source begins no further batch."""
+    # Cleaners of temporary files remove a folder that nobody has used for days.
+    Path(folder).mkdir(mode=0o700, exist_ok=True)
     Path(folder, _STOP).touch()
 
 

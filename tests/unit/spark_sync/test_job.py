@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -21,6 +22,7 @@ from delaylevel.errors import (
 )
 from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings
+from delaylevel.spark_sync import control
 from delaylevel.spark_sync import job as job_module
 from delaylevel.spark_sync.steps import apply_steps, load_steps
 from delaylevel.testing import MemoryPulsar
@@ -163,3 +165,9 @@ def test_invalid_names_of_steps() -> None:
     ):
         with pytest.raises(ConfigError, match=text):
             load_steps(name)
+
+
+def test_a_stop_is_requested_after_a_cleaner_of_temporary_files(tmp_path: Path) -> None:
+    folder = str(tmp_path / "removed")
+    control.request_stop(folder)
+    assert control.is_stop_requested(folder)
