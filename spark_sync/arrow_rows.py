@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -63,6 +64,7 @@ _MESSAGE = (
 )
 # The event time of a message, in a row with the latest one that a column can have.
 _EVENT_TIME = env.PREFIX + "event-time"
+_MS = pa.timestamp("ms", tz="UTC")
 # Values of these fields where the column is null.
 _ABSENT = {"key": "", "ordering_key": "", "event_time": 0}
 
@@ -136,10 +138,14 @@ def _filled(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def values_of(batch: pa.RecordBatch, name: str) -> list[Any]:
-    """Return a column as Python values: times in ms, properties as dicts."""
+    """Return a column as Python values: times in ms, rounded up, and properties as dicts."""
     column = batch.column(name)
     if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+        try:
+            column = column.cast(_MS)
+        except pa.ArrowInvalid:  # some have microseconds: nothing may be due too early
+            column = pc.ceil_temporal(column, unit="millisecond").cast(_MS)
+        column = column.cast(pa.int64())
     values: list[Any] = column.to_pylist()
     if pa.types.is_map(column.type):
         return [None if one is None else dict(one) for one in values]

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
@@ -18,6 +19,7 @@ from delaylevel.spark_sync.arrow_rows import (
     SCHEMA,
     from_batch,
     to_batches,
+    values_of,
 )
 
 COLUMNS = """
@@ -60,3 +62,8 @@ def test_rows_keep_any_event_time_whatever_a_foreign_producer_has_sent(event_ms:
     (batch,) = to_batches(SOURCE, [message], "DAY 0", 9)
     ((_, found),) = from_batch(batch)
     assert found.event_ms == event_ms
+
+
+def test_times_are_rounded_up() -> None:
+    times = pa.array([2000, 1001, None], pa.timestamp("us", tz="UTC"))
+    assert values_of(pa.RecordBatch.from_arrays([times], ["due"]), "due") == [2, 2, None]
