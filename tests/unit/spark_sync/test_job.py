@@ -21,8 +21,7 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model.topic_name import TopicName
-from delaylevel.spark_sync import SparkSyncJob, SyncSettings
-from delaylevel.spark_sync import control
+from delaylevel.spark_sync import SparkSyncJob, SyncSettings, control
 from delaylevel.spark_sync import job as job_module
 from delaylevel.spark_sync.steps import apply_steps, load_steps
 from delaylevel.testing import MemoryPulsar
