@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from delaylevel.cluster.failures import is_admin_away, translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.cluster.reader import LostRange, find_lost_range, read_range
+from delaylevel.cluster.reader import acknowledged_by_others, read_range
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import AlreadyRunningError, BrokerError, DataLossError, LevelTopicError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
@@ -270,25 +270,28 @@ class Driver:
         known_ms, find_ready = self._next_checks[source.topic], self._ready_search.ready_range
         lead_ms = self._described[source.level_topic].levels.smallest_lead_ms
         found = find_ready(source, start, now_ms, lead_ms, known_ms)
-        lost = self._find_lost(source, start) if found.bound.end > start else None
-        if lost is None:
+        if found.bound.end <= start:
             return start, found
-        if self._options.fail_on_data_loss:
-            raise DataLossError(
-                f"{lost}. Start with a new checkpoint if another mover has moved them; "
-                "failOnDataLoss=false continues after them"
-            )
-        log.warning("%s; continuing after them (failOnDataLoss=false)", lost)
-        return lost.until, find_ready(source, lost.until, now_ms, lead_ms, 0)
-
-    def _find_lost(self, source: SourcePartition, start: Position) -> LostRange | None:
-        """Return a lost range in front of a batch; None also while the admin interface is away."""
         try:
-            return find_lost_range(self._runtime.admin, source, start)
+            lost, until = acknowledged_by_others(self._runtime.admin, source, start)
         except BrokerError as error:
             if not is_admin_away(error):
                 raise
-            return None
+            return start, found
+        if not lost:
+            return start, found
+        text = (
+            f"{lost:,} entries of {source.topic} from {start} up to {until} are acknowledged, and "
+            "not by this query: another mover or an older checkpoint moved them, or an "
+            "administrator skipped or cleared the backlog, or they expired"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLossError(
+                f"{text}. Start with a new checkpoint if another mover has moved them; "
+                "failOnDataLoss=false continues after them"
+            )
+        log.warning("%s; continuing after them (failOnDataLoss=false)", text)
+        return until, find_ready(source, until, now_ms, lead_ms, 0)
 
     def _check_exists(self, source: SourcePartition, position: Position) -> None:
         """Raise DataLossError if a position of the checkpoint is not in its partition."""

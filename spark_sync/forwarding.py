@@ -108,15 +108,11 @@ def forward_rows(
     here = runtime(options)
     count = 0
     duplicates = DuplicateCheck()
-    used: dict[str, Forwarder] = {}
     with TaskForwarders(here) as forwarders:
         for batch in batches:
             duplicates.check(batch)
             for source, message in from_batch(batch):
-                forwarder = used.get(source.topic)
-                if forwarder is None:
-                    forwarder = used[source.topic] = forwarders.of(source)
-                forwarder.forward(source, message)
+                forwarders.of(source).forward(source, message)
             count += batch.num_rows
         reports = forwarders.flush()
     yield from _counted(count, reports)

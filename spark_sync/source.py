@@ -435,10 +435,6 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             driver.require_all()
         return end
 
-    def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """Report nothing: the end of the ready messages is not known without a search."""
-        return None
-
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return maxOffsetsPerTrigger as a limit; no limit if it is not set."""
         max_messages = self._options.max_offsets_per_trigger

@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import accumulate, chain, count, pairwise, starmap
 from typing import Any
 
@@ -78,46 +77,22 @@ def choose_places(entries: int, places: int) -> list[int]:
     return sorted({0, entries - 1, *(random.randrange(*edge) for edge in pairwise(edges))})
 
 
-@dataclass(frozen=True)
-class LostRange:
-    """Range of a source partition that another client acknowledged.
-
-    Attributes:
-        since: the first position that the mover has not moved.
-        until: the first position that is not acknowledged.
-    """
-
-    topic: str
-    since: Position
-    until: Position
-    entries: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.entries:,} entries of {self.topic} from {self.since} up to {self.until} are "
-            "acknowledged, and not by this query: another job or an older checkpoint moved them, "
-            "or an administrator skipped or cleared the backlog, or they expired"
-        )
-
-
-def find_lost_range(
+def acknowledged_by_others(
     admin: TopicAdmin, source: SourcePartition, position: Position
-) -> LostRange | None:
-    """Return the range between a mover's position and the position of its subscription.
+) -> tuple[int, Position]:
+    """Return the number of entries behind a mover's position that are acknowledged, and their end.
 
-    None if it is empty, also when the subscription has only moved on from the end of a ledger to
-    the next one.
+    It is 0 also when the subscription has only moved on from the end of a ledger to the next one.
 
     Args:
         position: the first position that the mover has not moved.
     """
     if position == EARLIEST:
-        return None  # the mover starts at the first message that still exists
+        return 0, position  # the mover starts at the first message that still exists
     reached = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
     if reached <= position:
-        return None
-    entries = len(EntryRange(admin.ledgers(source.name), position, reached))
-    return LostRange(source.topic, position, reached, entries) if entries else None
+        return 0, position
+    return len(EntryRange(admin.ledgers(source.name), position, reached)), reached
 
 
 RECEIVER_QUEUE_SIZE = 2000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +27,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.position import Position, source_partitions
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.mover.forwarder import Forwarder
+from delaylevel.mover.local import LocalMover
 from delaylevel.spark_sync import driver as driver_module
 from delaylevel.spark_sync import forwarding
 from delaylevel.spark_sync import runtime as runtime_module
@@ -293,7 +294,8 @@ def test_a_checkpoint_of_another_cluster_is_refused(spark: Spark) -> None:
         start = begin(driver)
         spark.let_pass(2 * DAY)
         end = driver.latest_offset(start, None)
-        for part in driver.input_ranges(start, end):
+        parts: Any = driver.input_ranges(start, end)
+        for part in parts:
             assert list(forward_input(SyncOptions((), (description.topic,), forward=True), part))
     with spark.driver(description) as driver:
         driver.acknowledge(end)  # that of the process before got lost
@@ -305,6 +307,29 @@ def test_a_checkpoint_of_another_cluster_is_refused(spark: Spark) -> None:
             pytest.raises(DataLossError, match="Start with a new checkpoint"),
         ):
             driver.acknowledge(make_offset(0, {first.full: elsewhere}))
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["by default", "failOnDataLoss=false"])
+def test_messages_that_another_mover_has_moved_end_the_query_unless_it_may_continue(
+    fails: bool, spark: Spark
+) -> None:
+    description = spark.create("orders")
+    options = SyncOptions((), (description.topic,), fail_on_data_loss=fails)
+    with closing(Driver(options, spark.clock)) as driver:
+        offset = begin(driver)
+    spark.send(SOON)
+    spark.let_pass(DAY)
+    with LocalMover(spark.client, spark.memory.admin, description, spark.clock) as mover:
+        assert mover.run_once().total == 1
+    spark.send(SOON)
+    spark.let_pass(DAY)
+    with closing(Driver(options, spark.clock)) as driver:
+        offset = driver.latest_offset(offset, None)
+        with pytest.raises(DataLossError, match="1 entries") if fails else nullcontext():
+            end = driver.latest_offset(offset, None)
+            parts: Any = driver.input_ranges(offset, end)
+            (found,) = (read_range(spark.client, e.source.topic, e.start, e.end) for e in parts)
+            assert len(list(found)) == 1
 
 
 Two = tuple[LevelTopicDescription, LevelTopicDescription]
@@ -346,7 +371,7 @@ def test_tasks_go_on_while_a_level_topic_of_the_job_is_not_served(spark: Spark, 
         start = begin(driver)
         spark.later.add(two[1].topic)
         spark.let_pass(2 * DAY)
-        batch = driver.input_ranges(start, driver.latest_offset(start, None))
+        batch: Any = driver.input_ranges(start, driver.latest_offset(start, None))
         assert [row.num_rows for part in batch for row in forward_input(options, part)] == [1]
 
 
