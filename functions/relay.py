@@ -260,8 +260,8 @@ class Relay:
         except Exception as error:
             self._read_s = self.now_s() + _TRY_AGAIN_S
             self._warning.failed(
-                f"a message has a target that may be new, and the description cannot be read "
-                f"({error}): the broker delivers such messages again"
+                f"the description cannot be read ({error}): the broker delivers messages again "
+                "whose target may be new"
             )
             for item in undecided:
                 self._give_back(item, "the description cannot be read")

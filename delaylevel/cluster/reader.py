@@ -83,9 +83,6 @@ def acknowledged_by_others(
     """Return the number of entries behind a mover's position that are acknowledged, and their end.
 
     It is 0 also when the subscription has only moved on from the end of a ledger to the next one.
-
-    Args:
-        position: the first position that the mover has not moved.
     """
     if position == EARLIEST:
         return 0, position  # the mover starts at the first message that still exists

@@ -170,7 +170,7 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return convert(values, kind)
     except (OverflowError, pa.ArrowInvalid):
         most = LATEST_MS if is_time else _MOST
-        return convert([each if each is None else min(each, most) for each in values], kind)
+        return convert([each and max(-most, min(each, most)) for each in values], kind)
 
 
 def _times(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
