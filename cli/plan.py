@@ -10,7 +10,6 @@ import click
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.model import plan as planning
-from delaylevel.model.clock import duration_ms
 from delaylevel.model.formatting import exact_duration
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.strategy import Levels
@@ -48,14 +47,7 @@ def parse_size(text: str) -> int:
 
 def create_options(levels: Levels, window: FinalWindow) -> str:
     """Return the options of ``delaylevel levels create`` for a list of levels."""
-    first, *finer = (
-        (item.unit_name.lower(), exact_duration(duration_ms(item.maximum_delay)))
-        for item in levels.strategies
-    )
-    then = [f"--then {unit}:{longest}" for unit, longest in finer]
-    if window is not FinalWindow.TRACKER:
-        then.append(f"--final-window {window.value}")
-    return " ".join([f"--unit {first[0]} --max-delay {first[1]}", *then])
+    return levels.options + f" --final-window {window.value}" * (window is FinalWindow.BROKER)
 
 
 @examples(

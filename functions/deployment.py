@@ -8,6 +8,7 @@ from typing import Any
 from delaylevel import __version__
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError, LevelTopicError
+from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 
 from .archive import FILE_NAME, build
@@ -149,8 +150,8 @@ def delete(connection: Connection, description: LevelTopicDescription) -> str:
         if existing.get("cleanupSubscription", True):
             raise LevelTopicError(
                 f"function {function} is registered with cleanupSubscription=true: removing it "
-                "would delete the parked messages. Run `delaylevel mover deploy` first, which sets "
-                "it to false, and then delete it"
+                f"would delete the parked messages. Run `delaylevel mover deploy {shell(function)}`"
+                " first, which sets it to false, and then delete it"
             )
         worker.delete(function)
     return function
@@ -159,7 +160,7 @@ def delete(connection: Connection, description: LevelTopicDescription) -> str:
 def not_deployed(function: str) -> LevelTopicError:
     """Return the error for a function that is not registered."""
     return LevelTopicError(
-        f"function {function} is not deployed: deploy it with `delaylevel mover deploy`"
+        f"function {function} is not deployed: `delaylevel mover deploy {shell(function)}`"
     )
 
 

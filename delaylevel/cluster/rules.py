@@ -271,8 +271,8 @@ def _policies(facts: Facts) -> Iterator[Problem]:
             yield Problem(
                 f"{topic} lacks policies of ours ({', '.join(missing)}), so that the broker may "
                 "remove parked messages or refuse our clients",
-                "an administrator of the tenant: `delaylevel levels create` for "
-                f"{facts.description.topic} again, which sets them",
+                "an administrator of the tenant: "
+                f"`{facts.description.creation_command()}`, which sets them",
             )
 
 

@@ -329,16 +329,14 @@ def expansion(context: LevelTopicContext) -> str:
 
 def partitions(context: LevelTopicContext) -> Finding:
     """Check that every member topic exists with the described number of partitions."""
-    topic = context.description.topic
+    create = f"`{context.description.creation_command()}`"
     limit = context.cluster.settings.max_partitions or 0
 
     def problems() -> Iterator[Problem]:
         for member, metadata in context.metadata.items():
             name, described = member.topic, member.partitions
             if metadata is None:
-                yield Problem(
-                    f"{name} does not exist", f"run `delaylevel levels create` for {topic}"
-                )
+                yield Problem(f"{name} does not exist", create)
             elif metadata.partitions > described:
                 remedy = "send nothing to them"
                 if member.role is Role.LEVEL:
@@ -352,7 +350,7 @@ def partitions(context: LevelTopicContext) -> Finding:
                 yield Problem(
                     f"{name} has only {metadata.partitions} of {described} partitions",
                     f"`pulsar-admin topics update-partitioned-topic {name} -p {described}`, then "
-                    "`delaylevel levels create` again",
+                    + create,
                 )
             elif limit and described > limit:
                 yield Problem(
@@ -370,9 +368,8 @@ def partitions(context: LevelTopicContext) -> Finding:
 def subscriptions(context: LevelTopicContext) -> Finding:
     """Check that every partition has the durable subscription that keeps its data."""
     missing = {member.topic for member, found in context.metadata.items() if found is None}
-    topic = context.description.topic
     return Finding.of(
-        Problem(line, f"run `delaylevel levels create` again for {topic}")
+        Problem(line, f"`{context.description.creation_command()}`")
         for line in context.status.problems
         if not any(line.startswith(f"{name}-partition-") for name in missing)
     )

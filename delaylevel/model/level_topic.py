@@ -17,7 +17,7 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 
-from .formatting import shell
+from .formatting import exact_duration, shell
 from .strategy import Levels
 from .topic_name import TopicName, parse_namespace
 
@@ -414,9 +414,33 @@ class LevelTopicDescription:
         if target not in self.known_targets:
             raise TargetNotAllowedError(
                 f"level topic {self.topic} does not carry messages for {target}, only for "
-                f"{', '.join(self.targets)}: add the target with `delaylevel levels create`, "
-                "or name another level topic"
+                f"{', '.join(self.targets)}: add the target with "
+                f"`{self.creation_command(target)}`, or name another level topic"
             )
+
+    def creation_command(self, *targets: str) -> str:
+        """Return the command that creates the level topic, or creates what it lacks.
+
+        Args:
+            targets: business topics that it gets, too.
+        """
+        namespace = self.name.namespace_path
+        named = {default_level_topic(each, namespace): each for each in self.targets}
+        first = TopicName.parse(named.get(self.topic, self.targets[0]))
+        words = [f"delaylevel levels create {shell(first.short)}"]
+        words += [f"--target {shell(TopicName.parse(each).short)}" for each in targets]
+        if self.topic not in named:
+            words.append(f"--level-topic {shell(self.name.short)}")
+        elif namespace != first.namespace_path:
+            words.append(f"--level-namespace {shell(namespace)}")
+        words.append(self.levels.options)
+        for name in ("mover", "final_window", "window_partitions"):
+            value = getattr(self, name)
+            if value != getattr(type(self), name):  # the default
+                words.append(f"--{name.replace('_', '-')} {getattr(value, 'value', value)}")
+        if self.hold_pause_ms != DEFAULT_HOLD_PAUSE_MS:
+            words.append(f"--hold-pause {exact_duration(self.hold_pause_ms)}")
+        return " ".join(words)
 
     def to_json(self) -> str:
         """Return the description as one versioned JSON value."""

@@ -301,16 +301,6 @@ def place_of(partition_topic: str, ledger: int, entry: int) -> str:
     return f"{partition_topic.removeprefix('persistent://')}:{ledger}:{entry}"
 
 
-def no_outcomes(partition: TopicName) -> str:
-    """Return why no outcome can be read without the outcomes topic, and the remedy."""
-    return (
-        f"no outcome can be read, because the outcomes topic {partition.without_partition} does "
-        "not exist: run `delaylevel levels create` again, as for the level topic. Cancellations "
-        "are decided all the same, and the dispatcher stores the outcomes that it still has when "
-        "the topic is there"
-    )
-
-
 def _checked(text: str) -> bytes:
     """Return the bytes of a receipt's text without their checksum."""
     try:

@@ -158,12 +158,15 @@ class PartitionStrategy(BaseModel):
         return _unit_name(self.unit)
 
     @property
-    def effective_lead(self) -> timedelta:
-        """The configured lead, or the default of the unit."""
-        if self.lead is not None:
-            return self.lead
+    def default_lead(self) -> timedelta:
+        """The lead of the unit by default."""
         by = self.partition_by
         return by.default_lead if isinstance(by, PartitionBy) else by / 4
+
+    @property
+    def effective_lead(self) -> timedelta:
+        """The configured lead, or the default of the unit."""
+        return self.default_lead if self.lead is None else self.lead
 
     @property
     def partitions(self) -> int:
@@ -258,6 +261,18 @@ class Levels:
     def partitions(self) -> int:
         """The number of partitions of all levels together."""
         return sum(level.partitions for level in self._levels)
+
+    @property
+    def options(self) -> str:
+        """The options of ``delaylevel levels create`` for this list."""
+        text = ""
+        for item in self.strategies:
+            unit, longest = item.unit_name.lower(), _text(item.maximum_delay)
+            own = item.effective_lead != item.default_lead
+            text += f" --then {unit}:{longest}" if text else f"--unit {unit} --max-delay {longest}"
+            if own:
+                text += f"{':' if '--then' in text else ' --lead '}{_text(item.effective_lead)}"
+        return text + f" --overflow {self.overflow}" * (self.overflow != "reject")
 
     @property
     def smallest_lead_ms(self) -> int:

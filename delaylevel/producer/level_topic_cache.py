@@ -109,9 +109,10 @@ class LevelTopicCache:
         except BrokerError:
             return  # the admin interface fails; creating the producer tells
         if found is None:
+            known = self.routing.description
             raise LevelTopicError(
-                f"level topic {self.routing.description.topic} was deleted: create it again with "
-                "`delaylevel levels create`, then a new producer; the message was not sent"
+                f"level topic {known.topic} was deleted: create it again with "
+                f"`{known.creation_command()}`, then a new producer; the message was not sent"
             )
         if not self._is_known(found):
             raise LevelTopicError(

@@ -117,8 +117,8 @@ def found_by_counts(
             has = f"has {partitions} partitions" if partitions else missing
             raise LevelTopicError(
                 f"level topic {topic} {has}; the strategy ({description.levels}) needs "
-                f"{level.partitions}. Create it with `{creation_command(description)}`; if it has "
-                "another name, give delay_level_topic; if it was expanded, name the longer "
+                f"{level.partitions}. Create it with `{description.creation_command()}`; if it "
+                "has another name, give delay_level_topic; if it was expanded, name the longer "
                 "maximum_delay; or give the client an admin_url, so that it can read and create "
                 "level topics"
             )
@@ -133,16 +133,6 @@ def found_by_counts(
             "an admin_url, so that it can read it"
         )
     return replace(description, window_partitions=partitions)
-
-
-def creation_command(description: LevelTopicDescription) -> str:
-    """Return the command that creates a level topic, without its strategy."""
-    target = description.targets[0]
-    command = f"delaylevel levels create {target}"
-    namespace = description.name.namespace_path
-    if namespace != TopicName.parse(target).namespace_path:
-        command += f" --level-namespace {namespace}"
-    return command
 
 
 _SHORTEST_SEND_TIMEOUT_MS = 5000
@@ -398,7 +388,7 @@ def _found(
         if not create:
             raise LevelTopicError(
                 f"level topic {wanted.topic} does not exist: create it with "
-                f"`{creation_command(wanted)}`, or allow the producer to (create_level_topic=True)"
+                f"`{wanted.creation_command()}`, or allow the producer to (create_level_topic=True)"
             )
         return None
     if configured is not None and not found.accepts(configured):

@@ -20,7 +20,7 @@ from delaylevel.errors import (
     StillPendingError,
 )
 from delaylevel.model.clock import Clock, SystemClock, duration_ms
-from delaylevel.model.formatting import exact_duration, listed
+from delaylevel.model.formatting import exact_duration, listed, shell
 from delaylevel.model.level_topic import (
     ALL,
     BEING_DELETED,
@@ -173,13 +173,6 @@ def change(
     Each setting has a property of its own, and only those that differ are written. So clients that
     change different settings at the same time, or expand the level topic, lose nothing; of two that
     change the same one, the later one counts.
-
-    Args:
-        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
-        changed: function that returns the description with other settings.
-
-    Returns:
-        The description as it is stored now.
     """
     before = describe(admin, topic, search=True)
     written = changed(before).settings_since(before)
@@ -292,7 +285,7 @@ def expand(
             return found
     raise LevelTopicError(
         f"level topic {after.topic} was changed by another client at the same time: see "
-        "`delaylevel levels describe`, and expand it again if necessary"
+        f"`delaylevel levels describe {shell(after.topic)}`, and expand it again if necessary"
     )
 
 
@@ -301,8 +294,8 @@ def _grow(admin: TopicAdmin, member: Member) -> None:
     if has > member.partitions:
         raise LevelTopicError(
             f"{member.topic} has {has} partitions already, more than {member.partitions}: an "
-            "expansion to a longer maximum was not finished. `delaylevel doctor TOPIC` shows the "
-            "command that finishes it"
+            "expansion to a longer maximum was not finished. "
+            f"`delaylevel doctor {shell(member.topic)}` shows the command that finishes it"
         )
     if has < member.partitions:
         admin.expand(member.topic, member.partitions)
@@ -445,11 +438,13 @@ def _still_pending(
         )
     ways = []
     if pending["parked"] or pending["held"]:
-        ways.append("hand them off now with `delaylevel levels drain` (due times are kept)")
+        command = f"`delaylevel levels drain {shell(description.topic)}`"
+        ways.append(f"hand them off now with {command} (due times are kept)")
     if pending["in the window"]:
         ways.append("let the dispatcher release the messages in the window")
     if pending["dead letters"]:
-        ways.append("replay or discard the dead letters with `delaylevel dlq`")
+        command = f"`delaylevel dlq list {shell(description.topic)}`"
+        ways.append(f"replay or discard the dead letters, which {command} shows")
     ways.append(f"throw everything away with `--discard {total}`")
     return (
         f"level topic {description.topic} still holds {holds}: nothing was deleted. "

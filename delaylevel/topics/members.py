@@ -182,9 +182,10 @@ def check_same(
     if (wanted.levels, wanted.fixed) == (found.levels, found.fixed):
         return
     configured, described = _words(wanted), _words(found)
+    command = found.creation_command(*sorted(set(wanted.targets) - set(found.targets)))
     raise StrategyMismatchError(
         f"level topic {wanted.topic} exists with another strategy. Requested: {configured}. "
-        f"{whose}: {described}. Request that strategy, or name another level topic",
+        f"{whose}: {described}. Request that strategy (`{command}`), or name another level topic",
         configured=configured,
         described=described,
     )

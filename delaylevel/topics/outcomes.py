@@ -12,7 +12,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import PartitionReader, read_range
 from delaylevel.errors import EnvelopeError, LevelTopicError, NotFoundError
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.outcome import CancelledName, Outcome, OutcomeStatus, no_outcomes
+from delaylevel.model.outcome import CancelledName, Outcome, OutcomeStatus
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.topic_name import TopicName
 
@@ -43,6 +43,7 @@ class Outcomes:
         self._client = client
         self._admin = admin
         self._partition: TopicName = description.outcomes_topic.partition(0)
+        self._remedy = f"run `{description.creation_command()}`"
         self._in_client = in_client or nullcontext()
 
     def end(self) -> Position:
@@ -54,7 +55,12 @@ class Outcomes:
         try:
             last = self._admin.last_message_id(self._partition)
         except NotFoundError as error:
-            raise LevelTopicError(no_outcomes(self._partition)) from error
+            raise LevelTopicError(
+                "no outcome can be read, because the outcomes topic "
+                f"{self._partition.without_partition} does not exist: {self._remedy}. "
+                "Cancellations are decided all the same, and the dispatcher stores the outcomes "
+                "that it still has when the topic is there"
+            ) from error
         return EARLIEST if last is None else last.next_entry
 
     def stored(self, message_id: str | None = None) -> list[Outcome]:

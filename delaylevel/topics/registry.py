@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _THREADS = 8
 _UNFINISHED = (
     "its creation was not finished: create it again with the same strategy, or delete it with "
-    "`delaylevel levels delete`"
+    "`delaylevel levels delete {}`"
 )
 
 
@@ -186,12 +186,7 @@ def _undo(admin: TopicAdmin, description: LevelTopicDescription, made: set[Topic
 
 
 def keep_dead_letters(admin: TopicAdmin, description: LevelTopicDescription) -> None:
-    """Create the topic for dead letters again if it was deleted, perhaps by mistake.
-
-    Raises:
-        LevelTopicError: the level topic was deleted as well.
-        BrokerError: the topic is missing and cannot be created.
-    """
+    """Create the topic for dead letters again if it was deleted, perhaps by mistake."""
     (member,) = (each for each in description.members() if each.role is Role.DEAD_LETTER)
 
     def create() -> None:
@@ -297,7 +292,8 @@ def _existing(
             f"create one with `delaylevel levels create {shell(name)} --level-topic …`"
         )
     if members.metadata_of(admin, level_name) is not None:
-        raise LevelTopicError(f"level topic {level_topic}: {_UNFINISHED}")
+        unfinished_text = _UNFINISHED.format(shell(level_topic))
+        raise LevelTopicError(f"level topic {level_topic}: {unfinished_text}")
     raise LevelTopicError(
         f"{name} has no level topic ({level_topic} does not exist): create one "
         f"with `delaylevel levels create {shell(name)}`"
@@ -399,7 +395,8 @@ def level_topics_of(admin: TopicAdmin, names: Sequence[TopicName]) -> list[Found
             described = LevelTopicDescription.from_properties(name.full, metadata.properties)
         except LevelTopicError as error:
             return FoundLevelTopic(name.full, None, str(error))
-        return FoundLevelTopic(name.full, described, None if described else _UNFINISHED)
+        problem = None if described else _UNFINISHED.format(shell(name))
+        return FoundLevelTopic(name.full, described, problem)
 
     return [found for found in in_parallel(look, names) if found is not None]
 

@@ -414,7 +414,7 @@ def test_a_message_that_cannot_be_read_back_stays_as_it_is(scene: Scene) -> None
         {"id": "other"},
     ]
     for each in wrong:
-        with pytest.raises(InvalidInputError, match="give the new message's body=; nothing was"):
+        with pytest.raises(InvalidInputError, match="the new message's content=; nothing was"):
             producer.reschedule(replace(receipt, **each), deliver_after=NEAR)
     with pytest.raises(MessageTooLargeError):
         producer.reschedule(receipt, bytes(20_000), deliver_after=NEAR)
@@ -517,7 +517,7 @@ def test_a_cancellation_without_an_outcomes_topic_is_stored(scene: Scene, produc
     assert f"{topic} does not exist" in outcome.reason
     assert "delaylevel levels create" in outcome.reason
     assert scene.stored()[DAYS][-1].properties[env.KIND] == env.CANCEL
-    with pytest.raises(LevelTopicError, match="does not exist: run `delaylevel levels create`"):
+    with pytest.raises(LevelTopicError, match="does not exist: run `delaylevel levels create"):
         producer.outcome(receipt)
     topics.create(scene.world.admin, scene.description)
     scene.decide(decided(receipt, OutcomeStatus.CANCELLED))

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import nullcontext
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from delaylevel import PartitionBy, PartitionStrategy
+from delaylevel.cli.main import cli
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import LevelTopicError
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics.registry import describe
@@ -43,3 +50,42 @@ def test_a_remedy_names_the_topic_as_the_shell_takes_it(name: str) -> None:
         describe(MemoryPulsar().admin, name)
     command = re.findall(r"`(delaylevel [^`]*)`", str(caught.value))[0]
     assert shlex.split(command)[-1] == f"persistent://public/default/{name}"
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {},
+        {"delay_level_topic": "waiting"},
+        {"delay_level_namespace": "public/levels"},
+        {"final_window": "broker"},
+        {"mover": "function"},
+    ],
+)
+def test_the_command_that_a_producer_names_creates_what_it_needs(
+    choice: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MemoryPulsar(namespaces=["public/levels"]) as memory:
+        monkeypatch.setattr(Admin, "from_connection", lambda _: nullcontext(memory.admin))
+        create = partial(
+            memory.client().create_producer,
+            enable_delay_level_topic=True,
+            create_level_topic=False,
+            partition_strategy=PartitionStrategy(
+                partition_by=PartitionBy.HOUR,
+                maximum_delay=timedelta(days=1),
+                lead=timedelta(minutes=1),
+                overflow="recirculate",
+            ),
+        )
+
+        def created(topic: str, **choice: str) -> str:
+            with pytest.raises(LevelTopicError) as caught:
+                create(topic, **choice)
+            (command,) = re.findall("`delaylevel (.*?)`", str(caught.value))
+            answer = CliRunner().invoke(cli, shlex.split(command))
+            assert answer.exit_code == 0, answer.output
+            return str(create(topic, **choice).description.topic)
+
+        level_topic = created("orders", **choice)
+        created("invoices", delay_level_topic=level_topic)

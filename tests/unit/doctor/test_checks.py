@@ -186,6 +186,14 @@ def member_gone(cluster: Cluster) -> None:
     cluster.admin.set_topic_policies(TRACKER.dead_letter_topic, OURS)
 
 
+def subscription_gone(cluster: Cluster) -> None:
+    cluster.admin.delete_subscription(TRACKER.journal_topic, SUBSCRIPTION)
+
+
+def policies_gone(cluster: Cluster) -> None:
+    cluster.admin.set_topic_policies(NAME, TopicPolicies(message_ttl_s=60))
+
+
 def target_gone(cluster: Cluster) -> None:
     cluster.app.close()
     cluster.admin.delete(TARGET)
@@ -223,21 +231,13 @@ def waiting(topic: TopicName) -> Callable[[Cluster], None]:
     [
         (lambda it: it.admin.expand(NAME, 5), "partitions", "5 partitions instead of"),
         (member_gone, "partitions", "does not exist"),
-        (
-            lambda it: it.admin.delete_subscription(TRACKER.journal_topic, SUBSCRIPTION),
-            "subscriptions",
-            "has no subscription",
-        ),
+        (subscription_gone, "subscriptions", "has no subscription"),
         (
             lambda it: it.client.subscribe(TRACKER.journal_topic.full, "spy"),
             "foreign subscriptions",
             "spy",
         ),
-        (
-            lambda it: it.admin.set_topic_policies(NAME, TopicPolicies(message_ttl_s=60)),
-            "topic policies",
-            "message_ttl_s",
-        ),
+        (policies_gone, "topic policies", "message_ttl_s"),
         (target_gone, "targets", "does not exist"),
         (gone, "level topic", "levels create persistent://public/default/orders"),
         (no_mover, "mover", "no mover is connected: 4 of 4 partitions have no consumer"),
@@ -261,17 +261,34 @@ def test_a_planted_fault_is_found_and_nothing_else(
     assert words in wrong[check]
 
 
-def test_the_command_that_finishes_an_expansion_can_be_typed_as_it_is(cluster: Make) -> None:
-    hours = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=36))
-    ill = cluster(replace(TRACKER, levels=Levels([*DAYS.strategies, hours])))
+def half_expanded(cluster: Cluster) -> None:
     for level, partitions in enumerate((5, 40)):
-        ill.admin.expand(ill.description.level_topic(level), partitions)
-    problem, other = ill.findings()["partitions"].problems
-    assert problem.remedy == other.remedy
-    (command,) = re.findall("`delaylevel (.*)`", problem.remedy)
+        cluster.admin.expand(cluster.description.level_topic(level), partitions)
+
+
+@pytest.mark.parametrize(
+    ("plant", "check"),
+    [
+        (half_expanded, "partitions"),
+        (member_gone, "partitions"),
+        (subscription_gone, "subscriptions"),
+        (policies_gone, "topic policies"),
+    ],
+)
+def test_a_remedy_that_is_a_command_can_be_typed_as_it_is(
+    cluster: Make, plant: Callable[[Cluster], None], check: str
+) -> None:
+    hours = PartitionStrategy(
+        partition_by="HOUR", maximum_delay=timedelta(hours=36), lead=timedelta(minutes=9)
+    )
+    levels = Levels([*DAYS.strategies, hours])
+    ill = cluster(replace(TRACKER, levels=levels, window_partitions=2, hold_pause_ms=7_000))
+    plant(ill)
+    remedies = {problem.remedy for problem in ill.findings()[check].problems}
+    (command,) = re.findall("`delaylevel (.*?)`", "".join(remedies))
     answer = CliRunner().invoke(cli, shlex.split(command))
     assert answer.exit_code == 0, answer.output
-    assert not ill.findings()["partitions"].problems
+    assert not ill.findings()[check].problems
 
 
 def policy(name: TopicName, **values: Any) -> dict[str, Any]:
