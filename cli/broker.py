@@ -26,9 +26,6 @@ _COLUMNS = (
     Column("pid", head="PID", rank=1),
     Column("log_file", rank=4),
 )
-_VERSION_HELP = (
-    f"Version of the server; by default that of the instance's last start, or {PULSAR_VERSION}."
-)
 
 name_option = click.option(
     "--name", default="default", metavar="NAME", help="Name of the instance."
@@ -90,7 +87,11 @@ def broker() -> None:
     metavar="MIB",
     help="Size of the Java heap; 400 at the first start.",
 )
-@click.option("--version", metavar="VERSION", help=_VERSION_HELP)
+@click.option(
+    "--version",
+    metavar="VERSION",
+    help=f"Version of the server; by default that of the last start, or {PULSAR_VERSION}.",
+)
 @options.output
 def start(
     name: str,
@@ -163,7 +164,7 @@ def stop(name: str, delete_data: bool) -> None:
 
 @examples("delaylevel broker fetch", f"delaylevel broker fetch --version {PULSAR_VERSION}")
 @broker.command("fetch")
-@click.option("--version", default=PULSAR_VERSION, metavar="VERSION", help=_VERSION_HELP)
+@click.option("--version", default=PULSAR_VERSION, metavar="VERSION", help="Version of the server.")
 def fetch_command(version: str) -> None:
     """Download a server with Maven, and print its folder.
 

@@ -84,12 +84,7 @@ def _short(text: str) -> str:
 )
 @click.command()
 @click.argument("topic", required=False)
-@click.option(
-    "--namespace",
-    default="public/default",
-    metavar="TENANT/NAMESPACE",
-    help=options.NAMESPACE,
-)
+@options.namespace_option(default="public/default")
 @options.delivery
 @options.everything
 @options.output

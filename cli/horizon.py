@@ -25,7 +25,7 @@ from delaylevel.model.topic_name import TopicName
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .inspection import inspector, target_option
+from .inspection import inspector
 
 _KEYS = (
     *("topic", "target", "now_ms", "messages", "exact", "looked_at"),
@@ -137,7 +137,7 @@ def _summary(found: Horizon) -> str:
 @click.command()
 @click.argument("topic")
 @click.option("--exact", is_flag=True, help="Read every message instead of estimating.")
-@target_option
+@options.target
 @options.output
 @pass_settings
 def horizon(settings: Settings, topic: str, exact: bool, target: str | None, output: str) -> None:

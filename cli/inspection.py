@@ -23,8 +23,6 @@ from . import options
 from .command import Settings, together
 from .options import DURATION_MS, TIME
 
-target_option = click.option("--target", metavar="TOPIC", help="Business topic to match.")
-
 
 def inspector(settings: Settings, topic: str, **options: Any) -> Inspector:
     """Open an inspector of the configured cluster, with the client's log kept off stdout.
@@ -55,7 +53,7 @@ selection_options = together(
     id_option,
     click.option("--key", metavar="KEY", help="Partition key to match."),
     options.pairs("--property", "properties", help="Property to match. Repeatable."),
-    target_option,
+    options.target,
     click.option(
         "--slack",
         "slack_ms",

@@ -58,8 +58,6 @@ from . import options
 from .command import Settings, examples, pass_settings
 from .options import DURATION, DURATION_MS, UNIT, Parsed, parse_unit
 
-_target = click.option("--target", metavar="TOPIC", help="Business topic to match.")
-
 
 @examples(
     "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
@@ -78,7 +76,7 @@ def levels() -> None:
 @options.topic_command(
     levels, "delaylevel levels pause orders", "delaylevel levels pause orders --target invoices"
 )
-@_target
+@options.target
 def pause(settings: Settings, topic: str, target: str | None, output: str) -> None:
     """Let the due messages of TOPIC's level topic wait.
 
@@ -97,7 +95,7 @@ def pause(settings: Settings, topic: str, target: str | None, output: str) -> No
     "delaylevel levels resume orders",
     "delaylevel levels resume orders --target invoices --spread 10m",
 )
-@_target
+@options.target
 @click.option(
     "--spread",
     "spread_ms",
@@ -175,8 +173,7 @@ def expand(
     """Raise the longest delay of TOPIC's level topic.
 
     Producers and the mover may run meanwhile: new partitions are complete before they are used.
-    Running producers notice at the first delay that was too long before, or within a minute. Stop
-    an effectively-once Spark job first if delays recirculate or a finer level grows.
+    Running producers notice at the first delay that was too long before, or within a minute.
     """
     if maximum_delay is None and not then:
         raise InvalidInputError("give the new longest delay: --max-delay 60d, or --then hour:48h")

@@ -185,8 +185,8 @@ def cli(ctx: click.Context, verbose: int) -> None:
     """Send long-delayed messages through Apache Pulsar.
 
     A setting comes from its option, then from the environment (DELAYLEVEL_SERVICE_URL,
-    DELAYLEVEL_ADMIN_URL, DELAYLEVEL_TOKEN, ...), then from the configuration file, and then from
-    the private broker that runs on this machine.
+    DELAYLEVEL_ADMIN_URL, DELAYLEVEL_TOKEN, ...), then from the configuration file. Without any
+    address, the private broker that runs on this machine is used.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broker not reached.
     """

@@ -1,4 +1,4 @@
-"""``delaylevel mover``: the Spark job, the local mover, and the Function inside Pulsar."""
+"""``delaylevel mover``: the Spark job, and the Function inside Pulsar."""
 
 from __future__ import annotations
 

@@ -148,13 +148,11 @@ trigger = click.option(
     "--trigger",
     "trigger_ms",
     type=DURATION_MS,
-    help="Interval between the mover's batches; by default a fifth of the shortest lead.",
+    help="Interval between the mover's batches; by default a fifth of the shortest lead, up to 5s.",
 )
 everything = click.option(
     "--all", "everything", is_flag=True, help="Include everything instead of a selection."
 )
-#: Help of ``--namespace``, which several commands have.
-NAMESPACE = "Namespace whose level topics are meant if no TOPIC is given."
 mover = click.option(
     "--mover",
     type=OneOf(Mover),
@@ -167,6 +165,7 @@ final_window = click.option(
     default=FinalWindow.TRACKER.value,
     help="Component that holds messages between their last hand-off and their due time.",
 )
+target = click.option("--target", metavar="TOPIC", help="Business topic to match.")
 level_topic = click.option(
     "--level-topic", metavar="NAME", help="Name of the level topic; by default _TOPIC-delay-level."
 )
@@ -212,7 +211,7 @@ expired = functools.partial(
 keep_target = click.option(
     "--keep-target",
     is_flag=True,
-    help="Publish to the business topic also while it has no subscription; create and keep it.",
+    help="Publish to the business topic even while it has no subscription; create and keep it.",
 )
 
 
@@ -277,9 +276,15 @@ metrics = together(
 )
 
 
-def _check_namespace(_: click.Context, __: click.Parameter, value: str) -> str:
-    parse_namespace(value)
-    return value
+def _checked_namespace(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    return value if value is None else "/".join(parse_namespace(value))
 
 
-namespace = click.argument("namespace", default="public/default", callback=_check_namespace)
+namespace = click.argument("namespace", default="public/default", callback=_checked_namespace)
+namespace_option = functools.partial(
+    click.option,
+    "--namespace",
+    metavar="TENANT/NAMESPACE",
+    callback=_checked_namespace,
+    help="Namespace whose level topics are meant if no TOPIC is given.",
+)

@@ -262,7 +262,7 @@ def reschedule(settings: Settings, topic: str, deliver_at: int, **arguments: Any
     There is a row for each message. One that could not be stored again is `failed` with the reason,
     and stays as it is; `both` if it was stored again, but the old one could not be cancelled;
     `unconfirmed` if nobody knows. The exit code is 0 if all of them are accepted or cancelled, and
-    otherwise 1, also if none is found.
+    otherwise 1, even if none is found.
     """
     change = partial(changes.reschedule, deliver_at)
     _change(settings, topic, change, _RESCHEDULED, **arguments)

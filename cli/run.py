@@ -8,7 +8,6 @@ import click
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError
-from delaylevel.model.topic_name import parse_namespace
 
 from . import options
 from .command import examples, pass_connection
@@ -22,11 +21,7 @@ from .service import dispatch_settings, serve
 )
 @click.command()
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option(
-    "--namespace",
-    metavar="TENANT/NAMESPACE",
-    help=options.NAMESPACE,
-)
+@options.namespace_option()
 @options.trigger
 @options.dispatching
 @options.metrics
@@ -53,8 +48,6 @@ def run(
     """
     if bool(topics) == (namespace is not None):
         raise ConfigError("give topics, or --namespace to serve all level topics of a namespace")
-    if namespace is not None:
-        parse_namespace(namespace)
     settings, metrics = dispatch_settings(**fields), (metrics_port, metrics_address)
     serve(
         connection,

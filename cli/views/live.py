@@ -36,7 +36,7 @@ class Progress:
 class Starting:
     """The start of a service: a line, then the reason for waiting now and then, then a line.
 
-    Enter it when the service starts, and leave it when the service ends, also if that is before it
+    Enter it when the service starts, and leave it when the service ends, even if that is before it
     is ready.
 
     Args:

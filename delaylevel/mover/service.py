@@ -255,7 +255,8 @@ class MoverService:
 
     Args:
         scheduler: that of the process, which is not closed here.
-        trigger_ms: time between two passes, in ms; by default a fifth of the shortest lead.
+        trigger_ms: time between two passes, in ms; by default a fifth of the shortest lead,
+            between 0.2 and 5 s.
 
     Attributes:
         members: the broker's statistics of level topics.

@@ -291,7 +291,7 @@ def explained(receipt: Receipt, new: Receipt | None = None) -> Iterator[None]:
         raise as_client_error(failed) from error
 
 
-_REMEDY = "give the new message's body=; nothing was sent"
+_REMEDY = "give the new message's content=; nothing was sent"
 
 
 def read_back(client: Any, receipt: Receipt) -> tuple[ParkedMessage, Envelope]:

@@ -43,7 +43,8 @@ class LocalService:
         level_topics: names of business topics or level topics.
         settings: settings of the dispatcher.
         namespace: ``tenant/namespace`` whose level topics are all served, also later ones.
-        trigger_ms: time between two passes of a mover, in ms; by default a fifth of the lead.
+        trigger_ms: time between two passes of a mover, in ms; by default
+            a fifth of the shortest lead, between 0.2 and 5 s.
         moves: False to leave moving to others, and to refuse level topics without a window.
         processes: further processes of the dispatcher.
 
@@ -177,9 +178,8 @@ class LocalService:
         effectively_once = self._settings.delivery is Delivery.EFFECTIVELY_ONCE
         if effectively_once and description.final_window is FinalWindow.BROKER:
             raise InvalidInputError(
-                f"level topic {description.topic} has the final window 'broker', for which this "
-                "mover delivers at least once: use `delaylevel mover run` (the Spark job), or the "
-                "final window 'tracker'"
+                f"level topic {description.topic} has the final window 'broker', for which movers "
+                "deliver at least once: leave out --delivery, or use the final window 'tracker'"
             )
         if not self._moves:
             check_dispatched(description)
