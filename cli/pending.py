@@ -137,7 +137,7 @@ def list_(
 ) -> None:
     """List pending messages of TOPIC in due order.
 
-    Only messages that are due between --from and --to are read. --where is SQL on these columns:
+    --from and --to also limit the range that is read. --where is SQL on these columns:
     due_ms, publish_ms, delay_ms, event_ms, size, key, ordering_key, id, target, place, role, level,
     partition, properties['name'], value.
 

@@ -111,8 +111,8 @@ def send(
     `unconfirmed` if nobody knows. After an interruption, lines without a row were not sent. The
     exit code is 1 unless all of them are stored.
 
-    With -o json, the result of a delayed message has its receipt, with which it can be cancelled,
-    unless the final window is broker.
+    With -o json, the result of a delayed message has its receipt, with which it can be cancelled;
+    not that of a line of --jsonl, and not with the final window broker.
     """
     if jsonl is not None:
         # All other options describe one message.
