@@ -28,7 +28,7 @@ def silent() -> pulsar.FileLogger:
 
 
 def to_stderr(level: pulsar.LoggerLevel | None = None) -> pulsar.FileLogger:
-    """Return a logger for ``pulsar.Client`` that writes to stderr, also if that is a socket.
+    """Return a logger for ``pulsar.Client`` that writes to stderr, even if that is a socket.
 
     A socket (the stderr of a service that logs to the system's journal) cannot be opened by name,
     and the client would log nothing. It then writes to a pipe, and a thread copies.

@@ -160,7 +160,7 @@ def reason_if_expired(
 ) -> str | None:
     """Return the reason of a message that has expired; None if it has not."""
     at_ms = expires_at_ms(description, due_ms, own_ms)
-    # It is not released before it is due, also if it is handed on earlier.
+    # It is not released before it is due, even if it is handed on earlier.
     return expired_reason(at_ms) if 0 < at_ms <= max(now_ms, due_ms) else None
 
 

@@ -196,7 +196,7 @@ class Lane:
         return await sent.future
 
     def end(self, sent: Sent) -> None:
-        """Forget a message that has its outcome, also if nobody waits for it any more."""
+        """Forget a message that has its outcome, even if nobody waits for it any more."""
         del self._sent[sent]
         if self._room is not None:
             self._room.release()
@@ -368,7 +368,7 @@ class AsyncDelayLevelProducer(Scheduling):
     async def close(self) -> None:
         """Flush and close the business producer and every producer of ours.
 
-        Messages whose ``send`` was called before are stored first, also if a producer for them is
+        Messages whose ``send`` was called before are stored first, even if a producer for them is
         still being opened. A later ``send`` raises an error. If this call is cancelled, the closing
         continues.
 

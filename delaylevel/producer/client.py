@@ -316,7 +316,7 @@ def wrap(
             full; the default. Give False if callbacks send messages: they must not wait. Messages
             that do not fit into the queue then fail.
         plain_producer: True to confirm that the producer has no encryption, no chunks, no message
-            router, and the access mode Shared, and is not of one partition alone.
+            router, and the access mode Shared, and is for the whole topic.
         producer_options: the other options with which the producer was created, by their names in
             ``pulsar.Client.create_producer``. These apply to level topics: ``compression_type``
             (default: none), ``send_timeout_millis`` (default: the lead, from 5 to 30 s),

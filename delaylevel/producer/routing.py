@@ -225,7 +225,7 @@ class Routing:
         now_ms: int,
         window: Callable[[], int],
     ) -> Route:
-        """Return the route into our own topics: a level, or else the window, also if it is due."""
+        """Return the route into our own topics: a level, or else the window, even if it is due."""
         if decision.hop is not Hop.PARK:
             return Route(WINDOW, window(), properties, None)
         hand_off_ms = None
