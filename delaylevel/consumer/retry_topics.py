@@ -92,15 +92,14 @@ def prepare(admin: TopicAdmin | None, topics: RetryTopics) -> LevelTopicDescript
             f"retries of {topics.topic} for subscription {topics.subscription} need the admin "
             "interface, to create their topics: give the client admin_url=… (or admin=…)"
         )
+    name, retry = topics.topic.full, topics.retry.full
+    levels = as_levels(PartitionStrategy())
+    wanted = LevelTopicDescription(default_level_topic(name), levels, (name,))
     try:
         found = find_level_topic(admin, topics.topic)
-        wanted = found or LevelTopicDescription(
-            default_level_topic(topics.topic.full),
-            as_levels(PartitionStrategy()),
-            (topics.topic.full,),
-        )
-        served = topics.retry.full in wanted.targets
-        wanted = replace(wanted, targets=(*wanted.targets, topics.topic.full, topics.retry.full))
+        wanted = found or wanted
+        served = retry in wanted.targets
+        wanted = replace(wanted, targets=(*wanted.targets, name, retry))
         if found is None:
             registry.check_creatable(admin, wanted)
         _ensure(admin, topics, wanted)
@@ -111,8 +110,8 @@ def prepare(admin: TopicAdmin | None, topics: RetryTopics) -> LevelTopicDescript
             f"are missing, and this role may not create them ({error}). Start it once with the "
             f"token of an admin of {topics.topic.namespace_path}, or let an admin create "
             f"{topics.retry.local} with subscription {topics.subscription}, "
-            f"{topics.dead_letter.local} with subscription {SUBSCRIPTION}, and run `delaylevel "
-            f"levels create {shell(topics.topic)} --target {shell(topics.retry)}`",
+            f"{topics.dead_letter.local} with subscription {SUBSCRIPTION}, and run "
+            f"`{wanted.creation_command(retry)}`",
             status=error.status,
             reason=error.reason,
         ) from error

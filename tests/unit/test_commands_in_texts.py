@@ -8,6 +8,8 @@ from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +17,8 @@ from click.testing import CliRunner
 from delaylevel import PartitionBy, PartitionStrategy
 from delaylevel.cli.main import cli
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.errors import LevelTopicError
+from delaylevel.consumer.retry_topics import RetryTopics, prepare
+from delaylevel.errors import LevelTopicError, PermissionDeniedError
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics.registry import describe
 
@@ -89,3 +92,23 @@ def test_the_command_that_a_producer_names_creates_what_it_needs(
 
         level_topic = created("orders", **choice)
         created("invoices", delay_level_topic=level_topic)
+
+
+def test_the_command_for_the_retries_of_a_listener_suits_the_level_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with MemoryPulsar() as memory:
+        admin, days = memory.admin, PartitionStrategy(maximum_delay=timedelta(days=3))
+        create: Any = memory.client().create_producer
+        create("orders", enable_delay_level_topic=True, partition_strategy=days)
+        topics = RetryTopics.of("orders", "billing")
+        denied = Mock(side_effect=PermissionDeniedError("denied", status=403))
+        with monkeypatch.context() as patch:
+            patch.setattr(admin, "create_partitioned", denied)
+            with pytest.raises(PermissionDeniedError) as caught:
+                prepare(admin, topics)
+        (command,) = re.findall("`delaylevel (.*?)`", str(caught.value))
+        monkeypatch.setattr(Admin, "from_connection", lambda _: nullcontext(admin))
+        answer = CliRunner().invoke(cli, shlex.split(command))
+        assert answer.exit_code == 0, answer.output
+        assert topics.retry.full in describe(admin, "orders").targets
