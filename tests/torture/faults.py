@@ -30,7 +30,7 @@ from support.world import quiet_client
 
 from .part import batches_refused
 from .process import Part, Victim
-from .scene import TOKEN_S, Scene
+from .scene import Scene
 from .stage import COARSE_UNIT_S, KEEP, MOST_ADDED, MOST_S, Stage
 
 #: What repairs a fault: everything that it has done so far, even if the rest of it fails.
@@ -167,24 +167,18 @@ def _take_lock(scene: Scene, chosen: random.Random, undo: Undo) -> None:
 # -- connections that break, hang and become slow, in the proxies
 
 
-def _cut_away(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    undo.callback(scene.proxy.restore)
-    scene.proxy.cut()
-
-
-def _hang(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    undo.callback(scene.proxy.restore)
-    chosen.choice((scene.proxy.hold, scene.proxy.hold_answers))()
+def _network(
+    of: str, hows: tuple[str, ...], scene: Scene, chosen: random.Random, undo: Undo
+) -> None:
+    """Break what passes a proxy, in one of some ways."""
+    proxy = getattr(scene, of)
+    undo.callback(proxy.restore)
+    getattr(proxy, chosen.choice(hows))()
 
 
 def _slow(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     undo.callback(scene.proxy.restore)
     scene.proxy.slow(chosen.choice((0.01, 0.05, 0.2)))
-
-
-def _admin_away(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    undo.callback(scene.web_proxy.restore)
-    chosen.choice((scene.web_proxy.cut, scene.web_proxy.hold))()
 
 
 # -- business topics that refuse messages, take them slowly, or are deleted and created again
@@ -385,16 +379,6 @@ def _fill(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     scene.wait(full, "a batch that a full disk refuses", 30)
 
 
-# -- tokens that expire, because nobody renews them
-
-
-def _expire(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    """Let the token of every process expire; renew it later."""
-    assert scene.token is not None
-    scene.token.lapse()
-    undo.callback(scene.token.renew)
-
-
 ALL: tuple[Fault, ...] = (
     *_signals("dispatcher", "", 3.0),
     *_signals("run", "", 3.0),
@@ -416,10 +400,10 @@ ALL: tuple[Fault, ...] = (
         lambda scene, chosen, _: scene.proxy.cut_some(chosen, chosen.choice((0.1, 0.5, 1.0))),
         weight=2.0,
     ),
-    Fault("network away", (0.5, 8.0), _cut_away, weight=2.0),
-    Fault("network hangs", (0.5, 8.0), _hang, weight=2.0),
+    Fault("network away", (0.5, 8.0), partial(_network, "proxy", ("cut",)), 2.0),
+    Fault("network hangs", (0.5, 8.0), partial(_network, "proxy", ("hold", "hold_answers")), 2.0),
     Fault("network slow", (3.0, 10.0), _slow, weight=2.0),
-    Fault("admin away", (2.0, 15.0), _admin_away, weight=2.0),
+    Fault("admin away", (2.0, 15.0), partial(_network, "web_proxy", ("cut", "hold")), 2.0),
     Fault("over quota", (1.0, 10.0), _exceed_quota, weight=2.0),
     Fault("throttled", (3.0, 10.0), _throttle_target, weight=2.0),
     Fault("terminate", (1.0, 8.0), partial(_delete, True), weight=1.5, alone=True),
@@ -430,5 +414,4 @@ ALL: tuple[Fault, ...] = (
     Fault("add target", (0.0, 0.0), _add_target, possible=_takes_targets),
     Fault("clock step", (1.0, 12.0), _step, weight=3.0, possible=_with_clock),
     Fault("disk full", (12.0, 20.0), _fill, weight=2.0, possible=_dispatchers),
-    Fault("tokens expire", (TOKEN_S + 1, TOKEN_S + 8), _expire, 2.0, possible=lambda on: on.token),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Callable
@@ -16,14 +15,13 @@ from delaylevel import topics
 from delaylevel.cluster.connection.local_brokers import load_instance
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.cluster.rest.http import Rest, options_of
+from delaylevel.cluster.rest.http import Rest
 from delaylevel.errors import BrokerError, ConflictError
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.embedded import small_broker
 from support.java_client import compile_producer
 from support.proxy import Proxy
-from support.signed_tokens import RenewedFile, token_conf
 
 from .control import Control, TargetState, open_targets
 from .ledger import Ledger, Stepped, now_ms
@@ -34,8 +32,6 @@ from .stage import KEEP, LEVELS, LONGEST_S, PRODUCERS, SUBSCRIPTIONS, Stage, sav
 _HEAP_MB = 400
 #: Longest time for the start of the broker, in s: other programs may use all processors.
 START_S = 300
-#: Lifetime of a token, in s.
-TOKEN_S = 12
 
 
 class StageError(Exception):
@@ -50,25 +46,18 @@ class Scene:
         stages: the level topics.
         seed: seed of the messages.
         say: function that shows a line of progress.
-        tokens: True if the broker asks for tokens, which expire.
 
     Attributes:
         parts: the processes by name, which are started again when they end.
         broker: the broker. As it is standalone, all connections of a client go to the address that
             the client was given, which is that of `proxy`.
         proxy, web_proxy: the proxies in front of its service port and its admin interface.
-        token: the token of all parts; None if the broker asks for none.
         admin, rest: admin clients that go around the proxy.
         stopping: event that ends every wait.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        stages: tuple[Stage, ...],
-        seed: int,
-        say: Callable[[str], None],
-        tokens: bool = False,
+        self, folder: Path, stages: tuple[Stage, ...], seed: int, say: Callable[[str], None]
     ) -> None:
         self.stages, self.seed, self.say = stages, seed, say
         self.stopping = threading.Event()
@@ -80,8 +69,6 @@ class Scene:
         self._broker_folder, self._parts_folder = self._folder / "broker", self._folder / "parts"
         self.proxy = Proxy("127.0.0.1", find_port=lambda: self._port("service_port"))
         self.web_proxy = Proxy("127.0.0.1", find_port=lambda: self._port("web_port"))
-        self.token: RenewedFile | None = None
-        options, secured = self._secured() if tokens else ({}, {})
         self.broker = small_broker(
             self._broker_folder,
             conf={
@@ -89,11 +76,9 @@ class Scene:
                 "journalSyncData": False,
                 "brokerDeduplicationEnabled": True,
                 "backlogQuotaCheckIntervalInSeconds": 1,
-                **secured,
             },
-            **options,
             heap_mb=_HEAP_MB,
-            functions=any(stage.mover is Mover.FUNCTION for stage in stages),
+            functions=True,
         )
         self.functions: list[MovingFunction] = []
         self._closing = contextlib.ExitStack()
@@ -105,14 +90,11 @@ class Scene:
         ):
             self._closing.callback(end)
         self._closing.callback(self._end_parts)
-        if self.token is not None:
-            self._closing.callback(self.token.lapse)
         self.added: dict[str, int] = {}
         self._web_url = f"http://127.0.0.1:{self.web_proxy.port}"
         self._connection = Connection(
             service_url=f"pulsar://127.0.0.1:{self.proxy.port}",
             admin_url=self._web_url,
-            token_file=None if self.token is None else self.token.path,
         )
 
     def _port(self, name: str) -> int:
@@ -120,14 +102,6 @@ class Scene:
         if saved is None:
             raise OSError("the broker does not run yet")
         return int(getattr(saved, name))
-
-    def _secured(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin to renew a token; return the broker's token, and settings that ask for one."""
-        sign, conf = token_conf(self._folder)
-        renewed = functools.partial(sign, "admin", TOKEN_S)
-        self.token = RenewedFile(self._folder / "parts.token", renewed)
-        self.token.renew()
-        return {"token": sign("admin")}, {**conf, "authenticationRefreshCheckSeconds": 1}
 
     # -- the beginning and the end
 
@@ -137,9 +111,7 @@ class Scene:
         self.broker.start(timeout_seconds=START_S)
         self.admin = self._closing.enter_context(Admin.from_connection(self.broker.connection))
         self.rest = self._closing.enter_context(
-            contextlib.closing(
-                Rest(self.broker.connection.admin_url, **options_of(self.broker.connection))
-            )
+            contextlib.closing(Rest(self.broker.connection.admin_url))
         )
         self.ledger = Ledger(self.ledgers, "faults")
         save_connection(self._folder, self._connection)
@@ -165,12 +137,11 @@ class Scene:
         seed = str(self.seed)
         for name in PRODUCERS:
             self._start_part(name, "producer", folder, seed)
-        if self.token is None:  # the Java producer of the tests knows no tokens
-            classes = compile_producer(self._folder / "classes")
-            if classes is None:
-                self.say("no Java compiler: nothing is sent from Java")
-            else:
-                self._start_part("producer-java", "java-producer", folder, seed, str(classes))
+        classes = compile_producer(self._folder / "classes")
+        if classes is None:
+            self.say("no Java compiler: nothing is sent from Java")
+        else:
+            self._start_part("producer-java", "java-producer", folder, seed, str(classes))
 
     def start_broker(self) -> None:
         """Start the broker again, and the Functions, which a standalone broker does not."""
@@ -240,8 +211,6 @@ class Scene:
     def _start_program(self, name: str, arguments: tuple[str, ...], served: list[Stage]) -> None:
         command = ["cli", "--service-url", str(self._connection.service_url)]
         command += ["--admin-url", self._web_url, *arguments]
-        if self.token is not None:
-            command[1:1] = ["--token-file", str(self.token.path)]
         level_topics = [stage.level_topic for stage in served]
         self._start_part(name, *command, *level_topics)
 

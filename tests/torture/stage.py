@@ -94,28 +94,26 @@ RUNNERS = ("run-1", "run-2")
 PRODUCERS = ("producer-1", "producer-2")
 
 
-def stages(once: bool, function: bool) -> tuple[Stage, ...]:
+def stages(once: bool) -> tuple[Stage, ...]:
     """Return the level topics of a run.
 
     Args:
         once: True if `dispatcher run` delivers effectively once and `run` at least once; False for
             the other way round.
-        function: True for one that is moved by a Function, too.
     """
     first, second = Delivery.EFFECTIVELY_ONCE, Delivery.AT_LEAST_ONCE
     if not once:
         first, second = second, first
-    moved = Stage("function", {}, DISPATCHERS, first, mover=Mover.FUNCTION)
     return (
         Stage("spark", {"mover-spark": SPARK}, DISPATCHERS, first),
         Stage("run", {}, RUNNERS, second, (0, 2)),
-        *([moved] if function else []),
+        Stage("function", {}, DISPATCHERS, first, mover=Mover.FUNCTION),
     )
 
 
 def save_connection(folder: Path, connection: Connection) -> None:
     """Store the addresses for the parts."""
-    kept = connection.model_dump(mode="json", include={"service_url", "admin_url", "token_file"})
+    kept = connection.model_dump(mode="json", include={"service_url", "admin_url"})
     (folder / "connection.json").write_text(json.dumps(kept))
 
 

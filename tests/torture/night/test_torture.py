@@ -21,18 +21,15 @@ SEED = int(os.environ.get("TORTURE_SEED", "0")) or random.SystemRandom().randran
 @pytest.mark.spark
 @pytest.mark.timeout(MINUTES * 60 + 1500)
 def test_some_minutes_of_faults_lose_copy_and_change_nothing(tmp_path: Path) -> None:
-    # The seed decides about the guarantee of `dispatcher run` (`run` has the other one), and about
-    # a broker with tokens that expire, without Java and the Function.
-    decided = random.Random(SEED)
-    once, tokens = decided.random() < 0.7, decided.random() < 0.3
+    # The seed decides about the guarantee of `dispatcher run` (`run` has the other one).
+    once = random.Random(SEED).random() < 0.7
     began_s = time.monotonic()
 
     def say(line: str) -> None:
         print(f"{time.monotonic() - began_s:7.1f} s  {line}", flush=True)
 
     say(f"seed {SEED}, logs and ledgers in {tmp_path}")
-    scene = Scene(tmp_path / "run", stages(once, function=not tokens), SEED, say, tokens)
-    result = Torture(scene, MINUTES).run()
+    result = Torture(Scene(tmp_path / "run", stages(once), SEED, say), MINUTES).run()
     print(result.as_json())
     assert result.ok
     # About ten a minute on a quiet machine, and fewer on a busy one.
