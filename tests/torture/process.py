@@ -60,7 +60,6 @@ class Part(Victim):
         folder: folder of its own folder, with its log and its files.
 
     Attributes:
-        ended: number of times that it ended without being asked to.
         wanted: True while it has to run.
     """
 
@@ -68,7 +67,6 @@ class Part(Victim):
         self.name = name
         self.is_program = arguments[0] == "cli"
         self.has_clock = arguments[0] in ("cli", "producer")
-        self.ended = 0
         self.wanted = True
         self.folder = folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +76,6 @@ class Part(Victim):
         self._environment = _environment(folder)
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
-        self._expected = False  # its end is no surprise
 
     @property
     def pid(self) -> int | None:
@@ -107,8 +104,6 @@ class Part(Victim):
         with self._lock:
             early = time.monotonic() - self._started_s < _AGAIN_S
             if self.wanted and self.pid is None and not early:
-                self.ended += not self._expected
-                self._expected = False
                 self.start()
 
     def tree(self) -> list[psutil.Process]:
@@ -118,11 +113,6 @@ class Part(Victim):
                 process = psutil.Process(pid)
                 return [process, *process.children(recursive=True)]
         return []
-
-    def kill(self, process: psutil.Process) -> None:
-        with self._lock:
-            self._expected = True
-            super().kill(process)
 
     def stop(self) -> None:
         """End the process by SIGTERM, and do not start it again."""
@@ -141,7 +131,7 @@ class Part(Victim):
     def resume(self) -> None:
         """Let the process run again, after `stop`."""
         with self._lock:
-            self.wanted = self._expected = True
+            self.wanted = True
             if self.pid is None:
                 self.start()
 
