@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 
@@ -19,99 +22,43 @@ from support.world import eventually
 TIMEOUT_S = 30
 
 
-class Reading:
-    """A fetcher without messages."""
-
-    topic = "window"
-    waits_for_broker = False
-
-    def __init__(self) -> None:
-        self.is_closed = False
-
-    def open(self) -> None:
-        """Open nothing."""
-
-    def fetch(self) -> float:
-        return float("inf")
-
-    def close(self) -> None:
-        self.is_closed = True
+def now_ms() -> int:
+    return SystemClock().now_ms()
 
 
-class Owner:
-    """An owner with at most one message, which stops at a given call until it is let go.
+def an_owner(**state: Any) -> Mock:
+    """Return an owner that notes its calls; it has at most one message, due at `next_step_ms`."""
+    owner = Mock(events=EventQueue(), in_flight=0, patience_s=0.25, look_every_s=0.01)
+    owner.configure_mock(is_settled=False, releases_soon=False, is_calm=False)
+    owner.configure_mock(next_look_s=None, next_step_ms=None, next_send_ms=None)
+    owner.configure_mock(next_checkpoint_s=math.inf, **state)
+    owner.take_over.return_value = Mock(waits_for_broker=False)
+    owner.take_over.return_value.fetch.return_value = math.inf
 
-    Attributes:
-        released_ms: time of the release, ms since the epoch.
-        calls: names of the steps that were taken, without repetitions.
-        looked_ms: times of the looks at everything, ms since the epoch.
-    """
+    def take_over(opened: ExitStack) -> Any:
+        opened.callback(owner.close_queue)
+        return DEFAULT
 
-    partition = 0
-    next_checkpoint_s = float("inf")
-    is_settled = releases_soon = is_calm = False
-    caught_up = True
-    next_look_s: float | None = None
-    next_send_ms: int | None = None
-    patience_s, look_every_s = 0.25, 0.01
+    def take_in() -> None:
+        while owner.events:
+            owner.events.get_nowait()
 
-    def __init__(self, hangs_at: str = "", go_on: threading.Event | None = None) -> None:
-        self.topic = "window"
-        self.events = EventQueue()
-        self.stats: Any = None
-        self.in_flight = 0
-        self.next_step_ms: int | None = None
-        self.released_ms: int | None = None
-        self.calls: list[str] = []
-        self.looked_ms: list[int] = []
-        self.reading = Reading()
-        self.arrived = threading.Event()
-        self.hanging = threading.Event()
-        self._hangs_at = hangs_at
-        self._go_on = go_on or threading.Event()
-
-    def _call(self, name: str) -> None:
-        if name not in self.calls[-1:]:
-            self.calls.append(name)
-        if name == self._hangs_at:
-            self.hanging.set()
-            assert self._go_on.wait(TIMEOUT_S)
-
-    def take_over(self, opened: Any) -> Reading:
-        self._call("take_over")
-        opened.callback(self._call, "close queue")
-        return self.reading
-
-    def send_later(self, due_ms: int) -> None:
-        self.next_step_ms = due_ms
-        self.events.wake()
-
-    def take_in(self) -> None:
-        while self.events:
-            self.events.get_nowait()
-        self.looked_ms.append(SystemClock().now_ms())
-        self._call("take_in")
-        self.arrived.set()
-
-    def release(self) -> float:
-        due_ms = self.next_step_ms
-        if due_ms is not None and SystemClock().now_ms() >= due_ms:
-            self.next_step_ms = None
-            self.released_ms = SystemClock().now_ms()
+    def release() -> float:
+        if owner.next_step_ms is not None and now_ms() >= owner.next_step_ms:
+            owner.next_step_ms = None
         return 0.0
 
-    def tidy_up(self) -> None:
-        self._call("tidy_up")
+    def drain() -> None:
+        owner.in_flight = max(owner.in_flight - 1, 0)
 
-    def drain(self) -> None:
-        self._call("drain")
-        self.in_flight = max(self.in_flight - 1, 0)
+    for each in (take_over, take_in, release, drain):
+        getattr(owner, each.__name__).side_effect = each
+    return owner
 
-    def finish(self) -> None:
-        self._call("finish")
 
-    def close(self) -> None:
-        self._call("close")
+def calls(owner: Mock) -> list[str]:
+    """Return the steps that were taken."""
+    return [name for name, *_ in owner.method_calls]
 
 
 @pytest.fixture
@@ -121,37 +68,44 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler.close()
 
 
-def started(owner: Owner, scheduler: Scheduler) -> OwnerTask:
-    task = OwnerTask(owner, SystemClock(), scheduler)  # type: ignore[arg-type]
+def started(owner: Mock, scheduler: Scheduler) -> OwnerTask:
+    task = OwnerTask(owner, SystemClock(), scheduler)
     task.start()
     return task
 
 
-def released(owner: Owner) -> None:
-    """Let a message be due now, and wait until it is released."""
-    owner.released_ms = None
-    owner.send_later(SystemClock().now_ms())
-    eventually(lambda: owner.released_ms is not None, "the owner")
+def at_work(owner: Mock, call: str = "take_in") -> None:
+    """Wait until an owner has begun a step."""
+    eventually(lambda: getattr(owner, call).called, "the owner")
+
+
+def end(task: OwnerTask) -> None:
+    task.stop()
+    task.ended.wait()
 
 
 @pytest.mark.parametrize("call", ["take_over", "take_in", "tidy_up"])
 def test_partitions_whose_broker_does_not_answer_stop_no_release(
     call: str, scheduler: Scheduler
 ) -> None:
-    healthy = Owner()
+    healthy = an_owner()
     tasks = [started(healthy, scheduler)]
-    assert healthy.arrived.wait(TIMEOUT_S)
+    at_work(healthy)
     go_on = threading.Event()
-    hanging = [Owner(call, go_on) for _ in range(40)]  # several times as many as threads
-    tasks += [started(owner, scheduler) for owner in hanging]
-    late = Owner()  # it takes over while all the others hang
+    hanging = [an_owner() for _ in range(40)]  # several times as many as threads
+    for owner in hanging:
+        getattr(owner, call).side_effect = lambda *_: go_on.wait(TIMEOUT_S) and DEFAULT
+        tasks.append(started(owner, scheduler))
+    late = an_owner()  # it takes over while all the others hang
     tasks.append(started(late, scheduler))
     for owner in hanging:
-        assert owner.hanging.wait(TIMEOUT_S)
-    assert late.arrived.wait(TIMEOUT_S)
+        at_work(owner, call)
+    at_work(late)
     for owner in (healthy, late) * 2:
-        released(owner)
-    assert not any(owner.calls[-1] != call for owner in hanging)
+        owner.next_step_ms = now_ms()
+        owner.events.wake()
+        eventually(lambda owner=owner: owner.next_step_ms is None, "the release")
+    assert not any(calls(owner)[-1] != call for owner in hanging)
     go_on.set()
     for task in tasks:
         task.stop()
@@ -161,59 +115,46 @@ def test_partitions_whose_broker_does_not_answer_stop_no_release(
 
 
 def test_a_partition_is_finished_before_it_is_closed(scheduler: Scheduler) -> None:
-    owner = Owner()
-    owner.in_flight = 3
+    owner = an_owner(in_flight=3)
     task = started(owner, scheduler)
-    assert owner.arrived.wait(TIMEOUT_S)
+    at_work(owner)
     assert not task.ended.is_set()
-    task.stop()
-    task.ended.wait()
-    assert task.ended.is_set()
-    assert owner.calls[-4:] == ["drain", "finish", "close queue", "close"]
+    end(task)
+    assert calls(owner)[-4:] == ["drain", "finish", "close_queue", "close"]
     assert owner.in_flight == 0
-    assert owner.reading.is_closed
+    owner.take_over.return_value.close.assert_called_once()
 
 
-def test_a_partition_that_fails_is_closed_but_not_finished(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owner = Owner()
-
-    def fail() -> float:
-        raise BrokerError("fenced")
-
-    monkeypatch.setattr(owner, "release", fail)
+def test_a_partition_that_fails_is_closed_but_not_finished(scheduler: Scheduler) -> None:
+    owner = an_owner()
+    owner.release.side_effect = BrokerError("fenced")
     task = started(owner, scheduler)
     task.ended.wait()
     assert str(task.failure) == "fenced"
-    assert owner.calls == ["take_over", "take_in", "close queue", "close"]
-    assert owner.reading.is_closed
+    assert calls(owner) == ["take_over", "take_in", "release", "close_queue", "close"]
+    owner.take_over.return_value.close.assert_called_once()
 
 
 def test_a_partition_at_rest_sees_that_the_clock_was_corrected(scheduler: Scheduler) -> None:
-    owner = Owner()
-    owner.next_step_ms = SystemClock().now_ms() + 3_600_000
-    owner.is_settled = True
+    owner = an_owner(next_step_ms=now_ms() + 3_600_000, is_settled=True)
     task = started(owner, scheduler)
-    assert owner.arrived.wait(TIMEOUT_S)
-    owner.next_step_ms = SystemClock().now_ms()
-    eventually(lambda: owner.released_ms is not None, "the owner")
-    task.stop()
-    task.ended.wait()
+    at_work(owner)
+    owner.next_step_ms = now_ms()
+    eventually(lambda: owner.next_step_ms is None, "the release")
+    end(task)
 
 
 def test_a_calm_partition_looks_at_everything_when_the_next_message_is_due(
     scheduler: Scheduler,
 ) -> None:
-    owner = Owner()
-    owner.is_settled = owner.is_calm = True
-    owner.next_send_ms = SystemClock().now_ms() + 600
+    looks, due_ms = list[int](), now_ms() + 600
+    owner = an_owner(is_settled=True, is_calm=True, next_send_ms=due_ms)
     owner.next_look_s = time.monotonic() + 0.54
+    owner.take_in.side_effect = lambda: looks.append(now_ms())
     task = started(owner, scheduler)
-    eventually(lambda: len(owner.looked_ms) > 1, "the owner")
-    assert owner.looked_ms[1] >= owner.next_send_ms
-    task.stop()
-    task.ended.wait()
+    eventually(lambda: len(looks) > 1, "the owner")
+    assert looks[1] >= due_ms
+    end(task)
 
 
 @pytest.mark.parametrize(
@@ -223,17 +164,17 @@ def test_a_calm_partition_looks_at_everything_when_the_next_message_is_due(
 def test_an_answer_of_a_target_wakes_an_owner_that_would_not_look_soon(
     patience_s: float, wakes: bool
 ) -> None:
-    events, calls = EventQueue(), list[int]()
-    events.on_event = lambda: calls.append(1)
+    events, woken = EventQueue(), list[int]()
+    events.on_event = lambda: woken.append(1)
     until_s = time.monotonic() + 60
     assert events.rest(until_s, patience_s) == until_s
     events.answered()
-    assert (len(calls), events.get_nowait()) == ((1, WAKE) if wakes else (0, None))
+    assert (len(woken), events.get_nowait()) == ((1, WAKE) if wakes else (0, None))
     assert events.rest(until_s, 0.02) < until_s, "it was not processed"
     events.stir()
     events.take_answered()
     events.answered()  # while the owner works
-    assert len(calls) == wakes
+    assert len(woken) == wakes
     assert events.rest(until_s, 0.02) < until_s - 30
     events.take_answered()
     assert events.rest(until_s, 0.02) == until_s
