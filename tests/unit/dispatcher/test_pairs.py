@@ -1,13 +1,14 @@
 """Tests of one message at which two features meet: a table in which every pair has a row.
 
-A story is about one message, and told in steps. A step is a method of `Story`; ``3d`` lets that
-time pass while everything runs, and ``away:3d`` while neither mover nor dispatcher does. All of it
-is the product, on the in-memory Pulsar and by its clock; no message may ever be early.
+A story is about one message, and told in steps. A step is a method of `Story`, or one of `STEPS`;
+``3d`` lets that time pass while everything runs, and ``away:3d`` while neither mover nor dispatcher
+does. All of it is the product, on the in-memory Pulsar and by its clock; no message may ever be
+early.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from itertools import combinations
@@ -38,6 +39,7 @@ FEATURES = (
 ORDERS = "persistent://public/default/orders"
 RETRY = f"{ORDERS}-billing-RETRY"
 FAR, HOUR = timedelta(days=3), timedelta(hours=1)
+FAR_MS = FAR // timedelta(milliseconds=1)
 LEVELS = Levels([PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=30))])
 
 
@@ -192,7 +194,7 @@ class Story:
         for step in steps.split():
             name, _, length = step.rpartition(":")
             if not length[0].isdigit():
-                getattr(self, length)()
+                (STEPS.get(length) or getattr(Story, length))(self)
             elif name == "away":
                 self.clock.advance(parse_delay(length, "the time"))
             else:
@@ -234,23 +236,8 @@ class Story:
 
     # -- the message
 
-    def send(self) -> None:
-        self.receipt = self.producer().schedule(b"m", deliver_after=FAR)
-
-    def soon(self) -> None:
-        self.receipt = self.producer().schedule(b"m", deliver_after=timedelta(minutes=10))
-
-    def short(self) -> None:
-        self.receipt = self.producer().schedule(b"m", deliver_after=FAR, expires_after=HOUR)
-
-    def retry(self) -> None:
-        self.listen(ValueError("no money"))
-
-    def retry_at_once(self) -> None:
-        self.listen(Retry(after=timedelta(0)))
-
-    def rejected(self) -> None:
-        self.listen(Reject("only EUR"))
+    def send(self, after: timedelta = FAR, **options: Any) -> None:
+        self.receipt = self.producer().schedule(b"m", deliver_after=after, **options)
 
     def listen(self, error: Exception) -> None:
         """Let the first attempt of a listener fail."""
@@ -270,23 +257,15 @@ class Story:
         self.client.create_producer("orders").send(b"m")
         self.memory.advance(timedelta(seconds=1))
 
-    def letter(self) -> None:
-        self.send()
-        self.bury()
-
-    def short_letter(self) -> None:
-        self.short()
-        self.bury()
-
-    def bury(self) -> None:
-        change_settings(
-            self.admin, self.description.topic, on_missing_target=MissingTarget.DEAD_LETTER
-        )
+    def letter(self, **options: Any) -> None:
+        """Let a message become a dead letter."""
+        self.send(**options)
+        self.change(on_missing_target=MissingTarget.DEAD_LETTER)
         self.gone()
         self.memory.advance(FAR + timedelta(minutes=1))
         self.back()
         assert self.letters() == 1
-        change_settings(self.admin, self.description.topic, on_missing_target=MissingTarget.HOLD)
+        self.change(on_missing_target=MissingTarget.HOLD)
 
     # -- what happens to it
 
@@ -310,13 +289,7 @@ class Story:
             )
         return self.producers[self.target]
 
-    def replay(self) -> None:
-        self.replay_at(None)
-
-    def replay_later(self) -> None:
-        self.replay_at(self.clock.now_ms() + int(FAR.total_seconds() * 1000))
-
-    def replay_at(self, due_ms: int | None) -> None:
+    def replay(self, due_ms: int | None = None) -> None:
         source = None
         if self.target == RETRY:
             found = find_dead_letters(self.admin, ORDERS, "billing")
@@ -343,9 +316,6 @@ class Story:
         assert receipt is not None
         return receipt
 
-    def reschedule(self) -> None:
-        self.reschedule_by(FAR)
-
     def later_copy(self) -> None:
         assert self.receipt is not None
         self.producer().send(b"m", deliver_after=2 * FAR, message_id=self.receipt.id)
@@ -361,10 +331,7 @@ class Story:
         options = {"deliver_after": FAR, "message_id": old.id, "replace": True}
         self.receipt = self.producer().schedule(b"m", **options)
 
-    def to_the_past(self) -> None:
-        self.reschedule_by(-2 * HOUR)
-
-    def reschedule_by(self, after: timedelta) -> None:
+    def reschedule(self, after: timedelta = FAR) -> None:
         old = self.cancelled = self.found()
         at = self.clock.now() + after
         try:
@@ -383,30 +350,36 @@ class Story:
         self.cancelled = self.receipt if again else self.found()
         self.producer().cancel(self.cancelled)
 
-    def expiry(self) -> None:
-        change_settings(self.admin, self.description.topic, expire_after_ms=3_600_000)
+    def change(self, **settings: Any) -> None:
+        change_settings(self.admin, self.description.topic, **settings)
 
-    def dead_letters(self) -> None:
-        change_settings(self.admin, self.description.topic, expired=Expired.DEAD_LETTER)
+    def pause(self, target: str | None = None) -> None:
+        pause(self.admin, self.description.topic, target, self.clock)
 
-    def dropping(self) -> None:
-        change_settings(self.admin, self.description.topic, on_missing_target=MissingTarget.DROP)
-
-    def pause(self) -> None:
-        pause(self.admin, self.description.topic, None, self.clock)
-
-    def pause_orders(self) -> None:
-        pause(self.admin, self.description.topic, ORDERS, self.clock)
-
-    def resume(self) -> None:
-        resume(self.admin, self.description.topic, None, self.clock)
-
-    def spread(self) -> None:
-        resume(self.admin, self.description.topic, None, self.clock, spread_ms=3_600_000)
+    def resume(self, spread_ms: int = 0) -> None:
+        resume(self.admin, self.description.topic, None, self.clock, spread_ms)
 
     def drain(self) -> None:
         description = topics.describe(self.admin, self.description.topic)
         drain(self.client, self.admin, description, clock=self.clock)
+
+
+#: The steps that are calls of methods with arguments.
+STEPS: dict[str, Callable[[Story], object]] = {
+    "soon": lambda story: story.send(timedelta(minutes=10)),
+    "short": lambda story: story.send(expires_after=HOUR),
+    "short_letter": lambda story: story.letter(expires_after=HOUR),
+    "retry": lambda story: story.listen(ValueError("no money")),
+    "retry_at_once": lambda story: story.listen(Retry(after=timedelta(0))),
+    "rejected": lambda story: story.listen(Reject("only EUR")),
+    "replay_later": lambda story: story.replay(story.clock.now_ms() + FAR_MS),
+    "to_the_past": lambda story: story.reschedule(-2 * HOUR),
+    "expiry": lambda story: story.change(expire_after_ms=3_600_000),
+    "dead_letters": lambda story: story.change(expired=Expired.DEAD_LETTER),
+    "dropping": lambda story: story.change(on_missing_target=MissingTarget.DROP),
+    "pause_orders": lambda story: story.pause(ORDERS),
+    "spread": lambda story: story.resume(spread_ms=3_600_000),
+}
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
