@@ -13,7 +13,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.outcome import KEY
 from delaylevel.structures.id_columns import IdColumns
 from delaylevel.testing import MemoryPulsar
-from support.simulation import GRACE_MS, TARGETS, Simulation
+from support.simulation import TARGETS, Simulation
 
 ORDERS = TARGETS[0]
 
@@ -131,32 +131,6 @@ def test_a_clock_that_was_far_ahead_keeps_nothing_later_from_being_cancelled(
     run.settle()
     assert run.outcomes() == {"id-0": {"too late"}, "id-1": {"cancelled"}}
     run.check()
-
-
-def test_a_message_that_waits_for_its_target_is_cancelled(run: Simulation) -> None:
-    run.pause(ORDERS)
-    run.send(3, ORDERS, too_big=False)
-    run.wait(0.02)
-    work(run)
-    run.cancel(1, ORDERS)
-    assert work(run) == {"id-1": {"cancelled"}}
-    run.resume()
-    run.rounds(20)
-    assert run.broker.topics[ORDERS].delivered == ["id-0", "id-2"]
-
-
-def test_a_cancellation_of_another_due_time_does_not_end_the_wait_of_a_later_one(
-    run: Simulation,
-) -> None:
-    for due_in_ms in (0, 60_000):  # the first one is wrong
-        run.cancel(7, ORDERS, due_in_ms)
-    assert work(run) == {}
-    run.wait((GRACE_MS - 1) / 1000)
-    assert work(run) == {}
-    run.wait(0.001)
-    assert work(run) == {"id-7": {"unknown"}}
-    run.add("id-7", ORDERS, 0, b"x", due_in_ms=58_000)
-    assert work(run) == {"id-7": {"unknown", "cancelled"}}
 
 
 def test_the_last_release_of_each_of_the_last_messages_is_known() -> None:

@@ -22,6 +22,7 @@ from delaylevel.dispatcher import processes
 from delaylevel.dispatcher.processes import Processes, usable_cores
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.web.reports import LiveAnswer, QueryRefusedError
+from support import world
 
 TOPIC = "persistent://public/default/orders-delay-level"
 
@@ -73,11 +74,7 @@ def open_served(released: Path, name: str, names: Sequence[str]) -> Any:
     return served, [served]
 
 
-def eventually(met: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not met():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
+eventually = partial(world.eventually, what="the further process", seconds=120)
 
 
 @pytest.fixture

@@ -28,11 +28,6 @@ from support.simulation import TARGETS, Simulation
 ORDERS, INVOICES = TARGETS
 
 
-@pytest.fixture(params=[False, True], ids=["at-least-once", "effectively-once"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Simulation:
-    return Simulation(request.param, tmp_path)
-
-
 def few_at_once(patch: pytest.MonkeyPatch, *, in_flight: int, batch: int) -> None:
     """Lower the limits of a target's messages in flight, and of those that are launched at once."""
     patch.setattr("delaylevel.dispatcher.publishing.in_flight.IN_FLIGHT_MESSAGES", in_flight)
@@ -276,11 +271,7 @@ def test_messages_of_quiet_hours_go_together_in_all_partitions_at_once(run: Simu
         end_s = run.clock.monotonic_s() + left_s
         assert 0 < left_s <= pause_s
         assert end_s == pytest.approx(round(end_s / pause_s) * pause_s, rel=0, abs=1e-6)
-
-
-def test_a_burst_after_idle_times_is_not_taken_for_quiet_hours(run: Simulation) -> None:
-    opened(run)
-    assert pause_after(run, 500) < 0.01
+    assert pause_after(run, 500) < 0.01, "a burst after idle times is not taken for quiet hours"
 
 
 def test_no_numbered_message_is_sent_before_its_intent_is_confirmed(

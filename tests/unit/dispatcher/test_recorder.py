@@ -21,17 +21,7 @@ from delaylevel.dispatcher.record import (
     unpacked,
 )
 from delaylevel.errors import BrokerUnreachableError
-from delaylevel.model.envelope import (
-    ATTEMPT,
-    COMPRESSION,
-    DUE,
-    EXPIRES,
-    ID,
-    KIND,
-    REASON,
-    SCHEMA,
-    TARGET,
-)
+from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import RAW_KEY, ParkedMessage, parked_message
 from delaylevel.model.position import Position
@@ -43,7 +33,7 @@ ORDERS = "persistent://public/default/orders"
 ADDED = "persistent://public/default/added"
 FIRST = describe(final_window=FinalWindow.TRACKER)
 TOPIC = FIRST.window_topic.partition(3).full
-PARKED = {DUE: "1800000000000", TARGET: ORDERS}
+PARKED = {env.DUE: "1800000000000", env.TARGET: ORDERS}
 
 
 def core(fields: dict[str, str], key: str = "", value: bytes | None = b"body") -> FakeMessage:
@@ -79,7 +69,7 @@ class Window:
 
 
 def message(entry: int, target: str = ADDED, due: str = "1700000000000") -> ParkedMessage:
-    properties = {DUE: due, TARGET: target, ID: f"id-{entry}", "mine": "1"}
+    properties = {env.DUE: due, env.TARGET: target, env.ID: f"id-{entry}", "mine": "1"}
     return ParkedMessage(7, entry, -1, 0, "key", "", 0, properties, b"body")
 
 
@@ -118,7 +108,10 @@ def test_one_read_decides_about_all_messages_that_were_stored_before_it() -> Non
             found = window.record(message(entry))
         assert found is not None
         assert found.target == ""
-        assert found.properties[REASON] == f"target {ADDED} is not one of level topic {FIRST.topic}"
+        assert (
+            found.properties[env.REASON]
+            == f"target {ADDED} is not one of level topic {FIRST.topic}"
+        )
     assert (waited, window.reads) == (1, 1)
     # Messages that are stored later need reads at a bounded rate.
     begin_s = window.now_s
@@ -141,7 +134,8 @@ def test_a_description_that_cannot_be_read_makes_no_dead_letter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"), [({DUE: "tomorrow"}, "whole number"), ({KIND: "teleport"}, "'teleport'")]
+    ("damage", "reason"),
+    [({env.DUE: "tomorrow"}, "whole number"), ({env.KIND: "teleport"}, "'teleport'")],
 )
 def test_a_message_that_cannot_be_understood_is_a_dead_letter_at_once(
     damage: dict[str, str], reason: str
@@ -150,8 +144,8 @@ def test_a_message_that_cannot_be_understood_is_a_dead_letter_at_once(
     dead = window.record(record._replace(properties={**record.properties, **damage}))
     assert dead is not None
     assert (dead.target, dead.due_ms) == ("", 0)
-    assert dead.properties.items() >= {"mine": "1", ID: "id-0", **damage}.items()
-    assert reason in dead.properties[REASON]
+    assert dead.properties.items() >= {"mine": "1", env.ID: "id-0", **damage}.items()
+    assert reason in dead.properties[env.REASON]
     assert window.reads == 0
 
 
@@ -198,14 +192,16 @@ IDS = st.sampled_from(["mine", "", PLACE, "inv:2024:01:2", "a\nb"])
 PROPERTIES = st.fixed_dictionaries(
     {},
     optional={
-        DUE: DUES,
-        TARGET: st.sampled_from([ORDERS, "orders", "persistent://public/default/other", "", "a b"]),
-        ID: IDS,
-        EXPIRES: DUES,
-        SCHEMA: st.sampled_from(["AVRO:0123456789abcdef", "", "AVRO", "KEY_VALUE:1"]),
-        COMPRESSION: st.sampled_from(["LZ4", "ZSTD", "brotli", ""]),
-        ATTEMPT: st.sampled_from(["0", "2", "x"]),
-        REASON: st.just("refused"),
+        env.DUE: DUES,
+        env.TARGET: st.sampled_from(
+            [ORDERS, "orders", "persistent://public/default/other", "", "a b"]
+        ),
+        env.ID: IDS,
+        env.EXPIRES: DUES,
+        env.SCHEMA: st.sampled_from(["AVRO:0123456789abcdef", "", "AVRO", "KEY_VALUE:1"]),
+        env.COMPRESSION: st.sampled_from(["LZ4", "ZSTD", "brotli", ""]),
+        env.ATTEMPT: st.sampled_from(["0", "2", "x"]),
+        env.REASON: st.just("refused"),
         "delaylevel.": st.just("1"),
         "delaylevel": st.just("2"),
         "mine": st.text(max_size=3),

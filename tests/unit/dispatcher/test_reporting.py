@@ -16,11 +16,7 @@ import pytest
 from delaylevel.dispatcher.assignment import GroupState, ServedGroup
 from delaylevel.dispatcher.host import EventQueue
 from delaylevel.dispatcher.processes import Processes
-from delaylevel.dispatcher.stats import (
-    LATENESS_BOUNDS_MS,
-    OwnerStats,
-    SharedOwnerStats,
-)
+from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats, SharedOwnerStats
 from delaylevel.dispatcher.status import DispatchReporter, problems
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription, Pauses
