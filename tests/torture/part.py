@@ -2,8 +2,7 @@
 
 The role ``cli`` is the ``delaylevel`` program itself, with its clock and its spill disk replaced:
 faults change them through files. The clock of a part is ahead by the number of ms in the file
-``clock``, and its disk is full while the file ``disk-full`` exists, both in its own folder. There,
-the file ``refused`` grows whenever a batch finds neither memory nor space on the disk.
+``clock``, and its disk is full while the file ``disk-full`` exists, both in its own folder.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any
 
 CLOCK = Path("clock")
 DISK_FULL = Path("disk-full")
-REFUSED = Path("refused")
 # Memory for the messages of a window partition: the least, so that bursts go to the disk.
 _MEMORY_BYTES = 1 << 20
 
@@ -48,35 +46,17 @@ def write_clock(folder: Path, offset_ms: int) -> None:
 def small_disk() -> None:
     """Give window partitions little memory, and a disk that can be full."""
     from delaylevel.dispatcher import owner
-    from delaylevel.structures.segments.pending import PendingSegments, SpillWriteError
+    from delaylevel.structures.segments.pending import PendingSegments
     from support.fakes import SmallDisk
 
-    class Disk(SmallDisk):
-        def __getattribute__(self, name: str) -> Any:
-            found = super().__getattribute__(name)
-            return 0 if name == "free" and DISK_FULL.exists() else found
+    def opened(path: Path) -> Any:
+        return SmallDisk(0 if DISK_FULL.exists() else 1 << 60)(path)
 
-    class Small(PendingSegments):
-        def __init__(self, directory: Path | None, *, budget_bytes: int, **options: Any) -> None:
-            disk = Disk(1 << 60)
-            super().__init__(directory, budget_bytes=_MEMORY_BYTES, opener=disk, **options)
+    def small(directory: Path | None, **options: Any) -> PendingSegments:
+        options |= {"budget_bytes": _MEMORY_BYTES, "opener": opened}
+        return PendingSegments(directory, **options)
 
-        def refusal(self) -> SpillWriteError | None:
-            found = super().refusal()
-            if found is not None:
-                with REFUSED.open("ab") as file:
-                    file.write(b".")
-            return found
-
-    owner.PendingSegments = Small  # type: ignore[misc]
-
-
-def batches_refused(folder: Path) -> int:
-    """Return how often a part read no further batch, because its disk was full."""
-    try:
-        return (folder / REFUSED).stat().st_size
-    except FileNotFoundError:
-        return 0
+    owner.PendingSegments = small  # type: ignore[assignment, misc]
 
 
 def main(name: str, role: str, *rest: str) -> None:

@@ -82,14 +82,9 @@ class Scene:
         )
         self.functions: list[MovingFunction] = []
         self._closing = contextlib.ExitStack()
-        for end in (
-            self._end_functions,
-            self.broker.remove,
-            self.web_proxy.close,
-            self.proxy.close,
-        ):
+        ends = self.broker.remove, self.web_proxy.close, self.proxy.close, self._end_parts
+        for end in (self._end_functions, *ends):
             self._closing.callback(end)
-        self._closing.callback(self._end_parts)
         self.added: dict[str, int] = {}
         self._web_url = f"http://127.0.0.1:{self.web_proxy.port}"
         self._connection = Connection(
