@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from delaylevel.model.delivery import Delivery
 from torture.invariants import violations
-from torture.ledger import Cancelled, Confirmed, Ledger, LedgerReader, Received, Row, Sent, Stepped
+from torture.ledger import Cancelled, Confirmed, Received, Row, Sent, Stepped
 from torture.stage import Stage
 from torture.story import Story
 
@@ -125,30 +123,3 @@ def test_a_planted_fault_is_reported(rule: str, rows: list[Row]) -> None:
 )
 def test_what_is_allowed_is_not_reported(rows: list[Row]) -> None:
     assert rules_broken(*rows) == set()
-
-
-def test_a_message_is_open_until_it_came_everywhere_or_its_cancellation_is_decided() -> None:
-    story = told(*sent(), *received()[:1])
-    assert (story.open, story.overdue(DUE_MS), story.overdue(DUE_MS - 1)) == ({"m"}, ["m"], [])
-    story.add([cancelled("accepted")])
-    assert (story.open, story.overdue(DUE_MS)) == ({"m"}, [])
-    story.add([cancelled("too late")])
-    assert story.open == {"m"}
-    assert not story.flows_since(0)
-    story.add([*received(), *sent("n", "bills"), *received("n", "bills")])
-    assert story.open == set()
-    assert story.flows_since(0)
-    assert not story.flows_since(DUE_MS)
-
-
-def test_the_ledgers_of_several_processes_make_one_story(tmp_path: Path) -> None:
-    reader = LedgerReader(tmp_path)
-    assert not list(reader.new_rows())
-    producer, consumer = (Ledger(tmp_path, name) for name in ("producer-1", "consumer-shared"))
-    producer.write(*sent())
-    assert list(reader.new_rows()) == sent()
-    consumer.write(*received())
-    producer.write(cancelled("too late"), stepped("run-1", 5))
-    wanted = [*received(), cancelled("too late"), stepped("run-1", 5)]
-    assert sorted(map(str, reader.new_rows())) == sorted(map(str, wanted))
-    assert not list(reader.new_rows())
