@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pulsar
@@ -12,12 +11,11 @@ import pytest
 
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats, TopicMetadata, TopicPolicies
 from delaylevel.cluster.publisher import BULK_SETTINGS, KEY_BATCHED_SETTINGS, PRODUCER_SETTINGS
-from delaylevel.cluster.targets.opener import Opened
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.cluster.targets.receivers import NO_RECEIVER, NO_TOPIC, SOME_RECEIVED
-from delaylevel.cluster.targets.send_state import NO_PAYLOAD, Sent
-from delaylevel.cluster.threads import HostLoop, at_once
+from delaylevel.cluster.targets.send_state import Sent
+from delaylevel.cluster.threads import HostLoop
 from delaylevel.errors import AdminError, BrokerUnreachableError, NotFoundError
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
@@ -83,7 +81,6 @@ class Client:
     replicated: bool = False
     readers: int = 0
     last_sequence_id: int = -1
-    deduplication: bool = True
     limit: int | None = None
 
     def create_producer(self, topic: str, **settings: Any) -> Producer:
@@ -110,7 +107,7 @@ class Client:
         )
         for number in range(self.readers):
             found[f"reader-{number}"] = SubscriptionStats(0, durable=False)
-        return PartitionStats(0, found, self.deduplication, replicated=self.replicated)
+        return PartitionStats(0, found, deduplication=True, replicated=self.replicated)
 
     def partitioned_stats(self, name: TopicName) -> dict[int, PartitionStats]:
         if not self.partitions:
@@ -331,30 +328,6 @@ def test_no_clock_ends_a_batch(settings: dict[str, Any]) -> None:
     assert settings["batching_max_publish_delay_ms"] >= 3_600_000
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_next_flush_of_partitions_begins_when_the_last_one_has_ended(
-    shared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The client would take it for the same flush, and end no batch."""
-    ends: list[Callable[[Any], None]] = []
-    core = SimpleNamespace(send_async=lambda *_: None, flush_async=ends.append)
-    monkeypatch.setattr("delaylevel.cluster.targets.producer.producer_core", lambda _: core)
-    opened = Opened(SimpleNamespace(is_connected=lambda: True), shared=shared)
-    producer: TargetProducer[None] = TargetProducer(lambda: opened, HostLoop(at_once))
-    for _ in range(3):
-        producer.put(Sent(None, NO_PAYLOAD, {}, None, 0, 0, 0.0))
-        producer.poll()
-        producer.flush()
-    for begun in (1, 2):
-        assert len(ends) == (begun if shared else 3)
-        assert producer.awaits_flush is (shared and begun == 1)
-        ends[begun - 1](None)
-        producer.poll()
-        assert producer.owes_answers
-    producer.flush()
-    assert len(ends) == (2 if shared else 3), "nothing is new"
-
-
 # -- lost connections
 
 
@@ -404,15 +377,6 @@ def test_a_lost_producer_that_cannot_be_replaced_leaves_its_messages_unknown() -
     assert world.run() == [(1, "unknown"), (2, "unknown"), (3, "refused")]
 
 
-def test_a_target_without_a_connection_is_refused_in_the_end() -> None:
-    world = World()
-    world.lost(1, 2)
-    world.client.away = UNSERVED
-    assert not world.run(PATIENCE_S)
-    assert world.run(2) == [(1, "unknown"), (2, "unknown")]
-    assert world.refusal
-
-
 def test_confirmations_of_partitions_do_not_wait_for_one_without_a_connection() -> None:
     world = World()
     world.client.partitions = 2
@@ -449,20 +413,6 @@ def test_a_lost_partition_is_refused_once_and_takes_no_room_from_the_others() ->
         refusals.append(world.refusal)
     first = next(index for index, reason in enumerate(refusals) if reason)
     assert all(refusals[first:])
-
-
-def test_a_producer_that_is_given_up_is_not_looked_at_again_and_again() -> None:
-    world = World()
-    lost = world.lost(1, 2, 3)
-    world.time_s += 6
-    lost.answer(pulsar.Result.UnknownError, only=slice(1))  # no more messages for this producer
-    looks = 0
-    while world.time_s < PATIENCE_S / 2:
-        world.outcomes()
-        looks += len(world.jobs)
-        world.work()
-        world.time_s += 0.05
-    assert looks < 5
 
 
 def test_a_target_that_confirms_again_takes_messages_at_once() -> None:
@@ -554,13 +504,6 @@ def test_a_target_that_nobody_can_receive_from_is_not_written(
         world.orders.resume()
         world.client.subscriptions = ("app",)
         assert world.settle(2) == [(2, "stored")]
-
-
-@pytest.mark.parametrize(("name", "outcome"), [("", "stored"), ("name", "refused")])
-def test_sequence_ids_need_deduplication(name: str, outcome: str) -> None:
-    world = World(name)
-    world.client.deduplication = False
-    assert world.settle(1) == [(1, outcome)]
 
 
 def test_each_partition_is_looked_at_by_itself() -> None:
