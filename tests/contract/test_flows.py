@@ -20,40 +20,22 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import ManualClock
 from support.world import World
 
-UNIT = timedelta(seconds=1)
-SECONDS = PartitionStrategy(partition_by=UNIT, maximum_delay=timedelta(seconds=4))
 DAYS = PartitionStrategy(maximum_delay=timedelta(days=3))
 TWO_LEVELS = [
     PartitionStrategy(partition_by=timedelta(seconds=3), maximum_delay=timedelta(seconds=9)),
-    PartitionStrategy(partition_by=UNIT, maximum_delay=timedelta(seconds=4)),
+    PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=4)),
 ]
 
 
-def producer_for(world: World, strategy: Any = SECONDS, clock: Any = None) -> Any:
-    """Return the wrapper's producer, of its own client; on a broker it uses ``clock``.
-
-    The final window is the broker's, because no dispatcher runs.
-    """
-    return world.producer(
-        world.topic("orders"),
-        clock=clock,
-        partition_strategy=strategy,
-        final_window="broker",
-    )
-
-
-def consumer_for(world: World) -> Any:
-    earliest = InitialPosition.Earliest
-    return world.client().subscribe(
-        world.topic("orders"), "app", ConsumerType.Shared, initial_position=earliest
-    )
-
-
 def test_messages_pass_two_levels_on_time_and_unchanged(world: World) -> None:
-    consumer = consumer_for(world)
+    orders, earliest = world.topic("orders"), InitialPosition.Earliest
+    consumer = world.client().subscribe(
+        orders, "app", ConsumerType.Shared, initial_position=earliest
+    )
     start_ms = world.clock.now_ms()
     # The producer's clock is fixed, so all messages have the same send time.
-    producer = producer_for(world, strategy=TWO_LEVELS, clock=ManualClock(start_ms))
+    clock, options = ManualClock(start_ms), {"final_window": "broker"}  # no dispatcher runs
+    producer = world.producer(orders, clock, partition_strategy=TWO_LEVELS, **options)
     # At the bounds of partitions and levels, between them, below a unit, and without a delay.
     for delay in (0, 300, 999, 1000, 2000, 2500, 3000, 3001, 6000, 7300):
         producer.send(
