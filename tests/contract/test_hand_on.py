@@ -576,7 +576,7 @@ def test_a_cancellation_goes_to_the_window_partition_of_its_message(
 
 
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("why", [NO_TOPIC, NO_RECEIVER, "TopicTerminated"])
+@pytest.mark.parametrize("why", [NO_TOPIC, NO_RECEIVER, "TopicTerminated", "Timeout"])
 def test_a_message_is_held_while_its_target_cannot_be_written(
     host: str, why: str, make: Make
 ) -> None:
@@ -587,6 +587,8 @@ def test_a_message_is_held_while_its_target_cannot_be_written(
         bench.memory.admin.delete_subscription(TopicName.parse(BILLS), "app")
     elif why == "TopicTerminated":
         bench.memory.admin.terminate(TopicName.parse(BILLS))
+    elif why == "Timeout":
+        bench.unstored[BILLS] = pulsar.Timeout("late")
     given = bench.store(b"bill", target=BILLS, given={ID: "mine"})
     bench.store(b"order")
     assert bench.hand_on() == {"held": 1, "window": 1}
@@ -606,6 +608,7 @@ def test_a_message_is_held_while_its_target_cannot_be_written(
     assert attempts == ["1", "2"]
     if why == "TopicTerminated":
         return
+    bench.unstored.clear()
     bench.subscribe(BILLS)
     bench.pause()
     assert bench.hand_on() == {"due": 1}

@@ -233,29 +233,19 @@ class FakeProducer:
     def last_sequence_id(self) -> int:
         return -1
 
-    def answer(
-        self, outcome: Any = pulsar.Result.Ok, count: int | None = None, message_id: Any = None
-    ) -> None:
-        """Confirm the oldest messages with an outcome; all of them by default."""
+    def answer(self, count: int | None = None) -> None:
+        """Confirm the oldest messages; all of them by default."""
         answered = self.pending[:count]
         del self.pending[: len(answered)]
         for callback in answered:
-            callback(outcome, message_id)
+            callback(pulsar.Result.Ok, None)
 
     def flush(self) -> None:
-        """Confirm every message with the client's outcome for the topic.
-
-        A list has one outcome for each message. An exception is raised and confirms no message.
-        """
+        """Answer every message with the client's outcome for the topic; None is silence."""
         pending, self.pending = self.pending, []
         outcome = self.client.outcomes.get(self.topic, pulsar.Result.Ok)
-        for number, callback in enumerate(pending):
-            if isinstance(outcome, list):
-                callback(outcome[number], None)
-            elif isinstance(outcome, pulsar.Result):
-                callback(outcome, None)
-        if isinstance(outcome, Exception):
-            raise outcome
+        for callback in pending if outcome is not None else ():
+            callback(outcome, None)
 
     def close(self) -> None:
         self.closed += 1
