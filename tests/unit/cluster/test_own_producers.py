@@ -155,22 +155,6 @@ def test_dead_letters_that_are_too_large_count_until_a_smaller_form_is_stored() 
     assert stored == [{DUE: "1", REASON: "r" * 60}] * 2
 
 
-def test_a_topic_that_refuses_its_producer_takes_nothing_until_it_is_tried_again() -> None:
-    client, jobs, now_s = FakeClient(), list[Callable[[], None]](), [100.0]
-    own: OwnProducers[str] = OwnProducers(client, "", HostLoop(jobs.append, lambda: now_s[0]))
-    client.refusals[TOPIC] = pulsar.TopicTerminated("terminated")
-    assert own.send("first", TOPIC, message(b""), {}) is None, "nobody knows yet"
-    jobs.pop()()
-    assert [each.reason for each in own.poll()] == ["TopicTerminated"]
-    assert own.send("second", TOPIC, message(b""), {}) == "TopicTerminated"
-    assert own.load == (0, 0)
-    client.refusals.clear()
-    now_s[0] += 1
-    assert own.send("third", TOPIC, message(b""), {}) is None
-    jobs.pop()()
-    assert [each.item.item for each in own.poll()] == ["third"]
-
-
 def test_a_batch_that_is_too_large_is_not_made_again_by_other_producers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
