@@ -86,40 +86,17 @@ class Publisher:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-class LateLog:
-    """A store of IDs whose confirmations come when it is flushed."""
-
-    unsaved = 0
-
-    def __init__(self) -> None:
-        self._waiting: list[Callable[[], object]] = []
-
-    def start(self, memory: Any) -> None:
-        pass
-
-    def append(self, key: int, saved: Callable[[], object]) -> None:
-        self._waiting.append(saved)
-
-    def flush(self, timeout_s: float) -> bool:
-        while self._waiting:
-            self._waiting.pop(0)()
-        return True
-
-    def close(self) -> None:
-        pass
-
-
 class Scene:
     """The shared state of a listener that deduplicates."""
 
-    def __init__(self, threaded: bool = False, ids: Any = None) -> None:
+    def __init__(self, threaded: bool = False) -> None:
         options = {"subscription": "billing", "retry": Backoff("1m")}
         (self.listener,) = listeners_of(print, "orders", None, options)
         self.publisher: Any = Publisher()
         self.consumer: Any = Consumer()
         self.clock = HandClock()
         self.unfinished = Unfinished(self.listener, self.publisher, self.clock, threaded)
-        self.handled: HandledIds = HandledIds(None, 100, ids)
+        self.handled: HandledIds = HandledIds(None, 100, None)
         self.handling = Handling(self.listener, self.handled, self.unfinished, self.clock)
         self.tally = self.listener.stats.tally()
 
@@ -213,15 +190,6 @@ def test_there_is_a_limit_to_unfinished_messages(scene: Scene) -> None:
     assert len(scene.consumer.acknowledged) == 1000
 
 
-def test_a_lost_consumer_does_not_end_the_thread() -> None:
-    scene = Scene(threaded=True)
-    scene.consumer.lost = ("a",)
-    scene.fail()
-    scene.fail(name="b")
-    eventually(lambda: scene.consumer.acknowledged == ["b"], "the acknowledgement")
-    scene.unfinished.close(time.monotonic() + 60)
-
-
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_stop_waits_for_confirmations_but_for_no_refused_message(refused: bool) -> None:
     scene = Scene(threaded=True)
@@ -259,16 +227,3 @@ def test_an_id_is_saved_although_the_acknowledgement_fails(scene: Scene) -> None
     assert scene.handle("a") is Verdict.DUPLICATE, "it is delivered again, and recognised"
     assert scene.consumer.acknowledged == ["a"]
     assert (scene.tally.handled, scene.tally.duplicates) == (1, 1)
-
-
-def test_what_was_handled_is_acknowledged_before_the_end() -> None:
-    ids = LateLog()
-    scene = Scene(threaded=True, ids=ids)
-    scene.handle("a")
-    assert scene.consumer.acknowledged == []
-    ids.flush(1)
-    assert scene.consumer.acknowledged == ["a"]
-    scene.handle("b")
-    scene.handling.close(time.monotonic() + 60)
-    assert scene.consumer.acknowledged == ["a", "b"]
-    assert scene.unfinished.count == 0

@@ -58,17 +58,6 @@ def test_a_failure_that_may_pass_is_tried_again(caplog: pytest.LogCaptureFixture
     assert over.startswith("messages of billing: works again")
 
 
-def test_a_failed_consumer_is_replaced() -> None:
-    source = subscribed()
-    first: Any = source.get()
-    source.fail(first, pulsar.AlreadyClosed("closed"))
-    assert first.closed
-    second = source.get()
-    assert second is not first
-    source.fail(first, pulsar.AlreadyClosed("closed"))
-    assert source.get() is second
-
-
 def test_a_consumer_without_connection_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     source = subscribed()
     consumer = source.get()
