@@ -13,7 +13,7 @@ from delaylevel import topics
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.publisher import compression_name, compression_settings
-from delaylevel.errors import ClientError, StillPendingError
+from delaylevel.errors import ClientError
 from delaylevel.model.envelope import (
     COMPRESSIONS,
     DUE,
@@ -146,15 +146,6 @@ def test_a_letter_without_an_id_is_known_by_the_place_where_it_was_read(world: W
     ((_, (stored,)),) = world.stored().items()
     assert stored.properties[ID] == PLACE
     assert not {REASON, SOURCE} & stored.properties.keys()
-
-
-def test_a_wrong_count_discards_nothing(world: World) -> None:
-    world.store(b"one")
-    for wrong in (0, 6):
-        with pytest.raises(StillPendingError, match="1 dead letters"):
-            world.discard(wrong)
-    assert world.discard(1) == ["discarded"]
-    assert (world.letters(), world.backlog()) == ([], 0)
 
 
 def test_the_reason_of_a_letter_is_as_long_as_producers_leave_room_for(world: World) -> None:

@@ -477,11 +477,8 @@ def test_nothing_is_read_for_other_reasons(failure: Exception, connected: bool) 
     admin = PartTimeAdmin(None)
     admin.failure = failure
     searching = ReadySearch(None, admin, lambda: connected, "mover")  # type: ignore[arg-type]
-    with MemoryPulsar() as memory:
-        producer = producer_in(memory)
-        source = source_partitions(producer.description)[0]
     with pytest.raises(type(failure)):
-        searching.ready_range(source, EARLIEST, 0, 1000, 0)
+        searching.ready_range(partition(), EARLIEST, 0, 1000, 0)
 
 
 # -- the order of ready partitions
