@@ -19,7 +19,7 @@ from delaylevel.cluster.threads import HostLoop
 from delaylevel.errors import AdminError, BrokerUnreachableError, NotFoundError
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
-from support.fakes import FakeProducer, PartTimeAdmin
+from support.fakes import FakeAdmin, FakeProducer, PartTimeAdmin
 
 ORDERS = TargetKey("persistent://public/default/orders")
 ZERO, ONE = ORDERS._replace(partition=0), ORDERS._replace(partition=1)
@@ -27,6 +27,7 @@ PATIENCE_S = 60.0
 OK = pulsar.Result.Ok
 NOBODY = BrokerUnreachableError("no address of the admin interface answers")
 UNSERVED = BrokerUnreachableError("no broker serves it", address="broker")
+KEPT = TopicPolicies(delete_while_inactive=False)
 Outcomes = list[tuple[int, str]]
 
 
@@ -53,7 +54,7 @@ class Producer(FakeProducer):
 
 
 @dataclass
-class Client:
+class Client(FakeAdmin):
     """A client, and an admin interface for topics that all exist.
 
     Attributes:
@@ -61,10 +62,8 @@ class Client:
         refusal: the error of each opening; None for a success.
         away: the error of requests for statistics of some partitions; None if all are served.
         new_partitions: number of partitions that are being added, and have no subscriptions yet.
-        subscriptions: the durable subscriptions of each topic, or those of one partition by index.
-        kept: True if the topics' own policies keep them without subscriptions.
+        subscriptions: those of each topic, or of one partition by index; readers are not durable.
         last_sequence_id: the last sequence ID that each topic has stored.
-        limit: the topics' own limit for a message, in bytes; None without one.
     """
 
     open: list[Producer] = field(default_factory=list)
@@ -76,12 +75,8 @@ class Client:
     away_partitions: Container[int] = range(2)
     new_partitions: int = 0
     subscriptions: Sequence[str] | dict[int, Sequence[str]] = ("app",)
-    retained: bool = False
-    kept: bool = False
     replicated: bool = False
-    readers: int = 0
     last_sequence_id: int = -1
-    limit: int | None = None
 
     def create_producer(self, topic: str, **settings: Any) -> Producer:
         self.openings += 1
@@ -102,11 +97,8 @@ class Client:
         if self.away is not None and index in self.away_partitions:
             raise self.away
         names = self.subscriptions
-        found = dict.fromkeys(
-            names[index] if isinstance(names, dict) else names, SubscriptionStats(0, durable=True)
-        )
-        for number in range(self.readers):
-            found[f"reader-{number}"] = SubscriptionStats(0, durable=False)
+        names = names[index] if isinstance(names, dict) else names
+        found = {name: SubscriptionStats(0, durable=name != "reader") for name in names}
         return PartitionStats(0, found, deduplication=True, replicated=self.replicated)
 
     def partitioned_stats(self, name: TopicName) -> dict[int, PartitionStats]:
@@ -116,15 +108,6 @@ class Client:
         found = {index: self.partition_stats(name.partition(index)) for index in present}
         new = range(self.partitions, self.partitions + self.new_partitions)
         return found | dict.fromkeys(new, PartitionStats(0, {}, deduplication=True))
-
-    def retains(self, name: TopicName) -> bool:
-        return self.retained
-
-    def topic_policies(self, name: TopicName) -> TopicPolicies:
-        return TopicPolicies(delete_while_inactive=False if self.kept else None)
-
-    def max_message_size(self, name: TopicName) -> int | None:
-        return self.limit
 
 
 class World:
@@ -297,7 +280,7 @@ def test_messages_that_are_too_large_together_are_sent_alone() -> None:
 def test_no_batch_exceeds_the_limit_of_a_topic(limit: int | None) -> None:
     """The client does not know this limit, and would send the batch again and again."""
     world = World()
-    world.client.limit = limit
+    world.client.max_message_size = lambda _: limit  # type: ignore[method-assign]
     assert world.sent(1).settings["batching_enabled"] is (limit is None or limit > 5 << 20)
 
 
@@ -485,9 +468,9 @@ def test_a_throttled_target_keeps_its_producer_while_it_is_connected() -> None:
     ("target", "outcome"),
     [
         ({"subscriptions": ()}, "refused"),
-        ({"subscriptions": (), "readers": 1}, "refused"),
-        ({"subscriptions": (), "retained": True}, "stored"),
-        ({"subscriptions": (), "kept": True}, "stored"),
+        ({"subscriptions": ("reader",)}, "refused"),
+        ({"subscriptions": (), "retains": lambda _: True}, "stored"),
+        ({"subscriptions": (), "topic_policies": lambda _: KEPT}, "stored"),
         ({"subscriptions": (), "replicated": True}, "stored"),
     ],
 )
