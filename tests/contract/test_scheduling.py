@@ -17,7 +17,6 @@ from pulsar.schema import JsonSchema, Record, String
 
 from delaylevel import Outcome, OutcomeStatus, Receipt, topics
 from delaylevel.cluster.client_parts.cores import not_stored
-from delaylevel.cluster.reader import read_range
 from delaylevel.errors import (
     CancellationFailedError,
     DelayTooLongError,
@@ -30,9 +29,7 @@ from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.outcome import place_of
-from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.memory.broker import Broker
 from delaylevel.topics.outcomes import Outcomes
 from support.world import World
@@ -81,12 +78,6 @@ class Scene:
         topics_ = (DAYS, HOURS, WINDOW, "orders")
         found = {name: self.world.stored(self.world.topic(name)) for name in topics_}
         return {name: messages for name, messages in found.items() if messages}
-
-    def partition(self, name: str) -> list[ParkedMessage]:
-        """Return the messages of a partition."""
-        last = self.world.admin.last_message_id(TopicName.parse(name))
-        end = EARLIEST if last is None else last.next_entry
-        return list(read_range(self.world.plain_client, name, EARLIEST, end))
 
     def outcomes(self) -> Any:
         """Return a producer of outcomes, as a dispatcher has."""
@@ -155,7 +146,7 @@ def test_a_cancellation_takes_the_way_of_its_message(
         assert outcome == Outcome(*accepted, key=receipt.key)
         assert own_id in (None, receipt.id)
         topic, position = receipt.place
-        message, record = scene.partition(topic)[-2:]
+        message, record = scene.world.stored(topic)[-2:]
         assert message.position.entry_start == position
         assert (record.value, record.key) == (b"cancel", message.key)
         assert record.properties == {
@@ -182,7 +173,7 @@ def test_a_message_without_an_id_is_cancelled_where_it_was_found(
         if member.role in (Role.LEVEL, Role.WINDOW)
         for index in range(member.partitions)
         for name in [member.topic.partition(index).full]
-        for message in scene.partition(name)
+        for message in scene.world.stored(name)
         if key or member.role is Role.LEVEL or hashed("", message.stable_id(name)) != index
     )
     own_id = message.stable_id(topic)
@@ -198,7 +189,7 @@ def test_a_message_without_an_id_is_cancelled_where_it_was_found(
     assert scene.stored() == before
     found = replace(found, stored_at=place_of(topic, message.ledger, message.entry))
     assert producer.cancel(found).id == own_id
-    assert scene.partition(topic)[-1].properties[env.ID] == own_id
+    assert scene.world.stored(topic)[-1].properties[env.ID] == own_id
     again = producer.reschedule(found, deliver_after=LATER)
     assert again.receipt.id != own_id
     (new,) = scene.stored()[HOURS]
