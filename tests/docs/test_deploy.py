@@ -22,7 +22,6 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.web.application import PROBES
 from delaylevel.web.reports import ACTION_TOKEN_VARIABLE, TOKEN_VARIABLE
 from support.dockerfile import instructions
-from support.loading import load
 from support.pages import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -134,19 +133,6 @@ def test_variables_and_images_are_real() -> None:
             assert not re.search(r"[.:]", name.partition("/")[0]) or "/" not in name, name
     (compose,) = documents(DEPLOY / "compose.yaml")
     assert compose["services"]["pulsar"]["image"] == f"apachepulsar/pulsar:{PULSAR_VERSION}"
-
-
-def test_the_image_gets_everything_that_an_install_needs() -> None:
-    wheel = load("tools/check_wheel.py")
-    copied = [words for name, words in image() if name == "COPY" and not words[0].startswith("-")]
-    sources = [source for *found, _ in copied for source in found]
-    assert {*sources} == {*wheel.FILES, *wheel.FOLDERS, "constraints.txt"}
-    assert all((ROOT / source).exists() for source in sources)
-    assert all(
-        target == (source if len(found) == 1 else "./")
-        for *found, target in copied
-        for source in found
-    )
 
 
 def test_kustomize_builds_the_base() -> None:

@@ -103,14 +103,6 @@ def test_the_tests_of_the_examples_pass() -> None:
     assert run_tests(ROOT, ROOT / "examples") >= 3
 
 
-def test_every_example_is_tested() -> None:
-    tests = [*ROOT.glob("examples/test_*.py"), *ROOT.glob("tests/**/test_*.py")]
-    text = "\n".join(path.read_text(encoding="utf-8") for path in tests)
-    names = {path.stem for path in ROOT.glob("examples/*.py")} - {path.stem for path in tests}
-    assert [name for name in names if name not in text] == []
-    assert "](examples/)" in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
 def test_settings_of_other_programs_can_be_read() -> None:
     yaml = pytest.importorskip("yaml")
     found = [block for page in PAGES for block in of_kind("yaml", page)]

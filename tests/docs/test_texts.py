@@ -1,4 +1,4 @@
-"""The glossary and the rules of clusters are complete."""
+"""The rules of clusters are complete."""
 
 from __future__ import annotations
 
@@ -9,19 +9,6 @@ from delaylevel.cluster.rules import OURS, RULES
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
-CONCEPTS = (ROOT / "docs/concepts.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| \*\*(.+?)\*\* \| (.+?) \|(.*)\|$", CONCEPTS, re.MULTILINE)
-TERMS = [term.strip("`") for term, _, _ in ROWS]
-
-
-def test_each_term_has_one_entry_in_alphabetical_order() -> None:
-    assert len(TERMS) > 40
-    assert sorted(set(TERMS), key=str.lower) == TERMS
-
-
-def test_the_terms_of_messages_and_topics_are_explained() -> None:
-    kept = "park, unit, lead, hand off, nearly due, final window, level, mover, dispatcher, held"
-    assert {*kept.split(", "), "dead letter", "level topic", "business topic"} <= set(TERMS)
 
 
 def test_the_table_has_the_rules_of_the_code() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import click
@@ -54,23 +53,6 @@ def test_every_command_has_help_in_an_install_without_extras() -> None:
     assert len(results) == len(commands) > 30
     for command, (code, _, trace) in zip(commands, results, strict=True):
         assert (command, code, trace) == (command, 0, "")
-
-
-def test_the_help_has_four_sections() -> None:
-    _, *sections = re.split(
-        r"^(\w[\w ]*):$", help_of("delaylevel").partition("Options:\n")[2], flags=re.M
-    )
-    found = {
-        title: tuple(re.findall(r"^  ([a-z]+)  ", text, re.M))
-        for title, text in zip(sections[::2], sections[1::2], strict=True)
-    }
-    assert found == {
-        "Set up": ("broker", "levels", "plan"),
-        "Run": ("run", "mover", "dispatcher", "send"),
-        "Look": ("pending", "horizon", "doctor", "dlq"),
-        "Try": ("demo",),
-    }
-    assert "..." not in "".join(sections), "a command's line is cut off"
 
 
 def test_the_version_is_shown() -> None:
