@@ -1,4 +1,20 @@
-"""The fenced blocks of the documentation pages, and the comparison of output with them."""
+"""The fenced blocks of the documentation pages, and the comparison of output with them.
+
+The info string of a fence has options for its block:
+
+``no-run: reason``  the block cannot run in a test
+``exits-N``         its commands exit with this code
+``stopped``         programs that run until Ctrl-C are stopped first (such commands are known)
+``with-broker``     Python that needs a broker; the blocks of a page share their names. A block that
+                    begins with ``# some/file.py`` is written to that file
+``background``      Python that needs a broker and runs until Ctrl-C, while later blocks run
+``needs-NAME``      Python that runs where the package NAME is installed (test_examples.py)
+``walked``          a step of a new user: test_walk.py types it (`walk` has more such options)
+``pytest``          a file of a project, ``# some/file.py``, whose tests test_examples.py runs
+
+``sh`` blocks are commands. In ``console`` blocks commands begin with ``$``, and the lines below a
+command must be in its output (``...`` for omitted text).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +24,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+KINDS = {"sh", "console", "python", "java", "text", "yaml"}
+OPTION = re.compile(
+    r"exits-\d|background|stopped|with-broker|pytest|needs-\w+|walked|terminal-\d|with-(run|spark)"
+)
+FOREVER = re.compile(r"delaylevel ((-v )?mover run|(dispatcher )?run)\b(?!.*--once)")
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
@@ -65,6 +86,17 @@ def blocks_of(text: str) -> list[Block]:
         line = text.count("\n", 0, match.start()) + 1
         found.append(Block(kind, options, reason, match["code"], line))
     return found
+
+
+PAGES = {
+    str(page.relative_to(ROOT)): blocks(page)
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+
+
+def bare(line: str) -> str:
+    """Return a command without its comment."""
+    return re.sub(r"\s+#.*", "", line)
 
 
 def missing(shown: Iterable[str], output: Iterable[str], *, any_numbers: bool = False) -> list[str]:

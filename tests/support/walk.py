@@ -28,8 +28,7 @@ from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
-from support.page_reader import FOREVER, PAGES, bare
-from support.pages import ROOT, Block, missing
+from support.pages import FOREVER, PAGES, ROOT, Block, bare, missing
 from support.world import eventually
 
 WALKED = ("README.md", "docs/getting-started.md")
