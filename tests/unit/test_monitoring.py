@@ -1,25 +1,164 @@
-"""Tests that the dashboard and the alert rules use only existing series, labels and values."""
+"""Tests of all series: their names, their list in docs/http.md, the dashboard and the alerts."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 
+pytest.importorskip("prometheus_client")
+
+from delaylevel.consumer import Listeners
 from delaylevel.consumer.handled_ids import SUFFIX as HANDLED
-from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS
+from delaylevel.consumer.metrics import ListenerCollector
+from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
+from delaylevel.dispatcher.status import DispatchReporter
+from delaylevel.functions.mover import metrics_of
+from delaylevel.functions.relay import RelayReport
+from delaylevel.metrics import ProducerCollector
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import SUBSCRIPTION, Role
+from delaylevel.model.strategy import PartitionStrategy
+from delaylevel.mover.reporting import MoverReporter
+from delaylevel.mover.service import MoverStats
+from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.topics.roster import RosterReporter
+from delaylevel.topics.status import status
 from support.fakes import describe
 
-yaml = pytest.importorskip("yaml")
-
 DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "http.md").read_text("utf-8")
+TOPIC = "persistent://public/default/orders-delay-level"
+TARGET = "persistent://public/default/orders"
+NAME = re.compile(
+    r"delaylevel_(producer|listener|dispatch|function|mover|process)_[a-z]+(_[a-z]+)*"
+    # base units only
+    r"(?<!_ms)(?<!_ms_total)(?<!_ms_max)(?<!_mb)"
+)
+
+
+class Series(NamedTuple):
+    """Type and labels of a series; a metric of the Function has no labels."""
+
+    type: str
+    labels: frozenset[str] | None
+
+
+def documented() -> dict[str, Series]:
+    """Return the series in the tables of docs/http.md."""
+    found: dict[str, Series] = {}
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if re.match(r"\| `(delaylevel|pulsar)_", line) and len(cells) in (3, 4):
+            name = cells[0].strip("`")
+            assert name not in found, f"{name} is listed twice"
+            labels = frozenset(re.findall(r"`(\w+)`", cells[2])) if len(cells) == 4 else None
+            found[name] = Series(cells[1], labels)
+    return found
+
+
+DOCUMENTED = documented()
+OURS = {name: each for name, each in DOCUMENTED.items() if name.startswith("delaylevel_")}
+
+
+def producing(memory: MemoryPulsar) -> Any:
+    return memory.client().create_producer(
+        "orders", enable_delay_level_topic=True, partition_strategy=PartitionStrategy()
+    )
+
+
+class Dispatching:
+    """A fake dispatcher that owns three partitions."""
+
+    groups = ()
+
+    def stats(self) -> dict[tuple[str, int], OwnerStats]:
+        return {
+            (TOPIC, index): OwnerStats(held={TARGET: 1}, next_due_ms=due_ms)
+            for index, due_ms in enumerate((1_000, 9_000, None))
+        }
+
+
+class Moving:
+    """A fake service that moves the messages of one level topic."""
+
+    roster = SimpleNamespace(refused={"invoices": "not there"})
+
+    def __init__(self) -> None:
+        with MemoryPulsar() as memory:
+            producing(memory)
+            self.descriptions = memory.level_topics()
+            found = {TOPIC: status(memory.admin, self.descriptions[0], memory.clock.now_ms())}
+        self.members = SimpleNamespace(read_all=lambda descriptions: found)
+
+    def stats(self) -> dict[str, MoverStats]:
+        return {TOPIC: MoverStats("standby", counts=ForwardReport(window=3, due=1).counts())}
+
+
+def test_a_waiting_message_is_overdue_only_after_its_time() -> None:
+    dispatcher: Any = Dispatching()
+    found = DispatchReporter(dispatcher, ManualClock(8_500)).collect()
+    (overdue,) = [family for family in found if family.name.endswith("overdue_seconds")]
+    assert [sample.value for sample in overdue.samples] == [7.5, 0, 0]
+
+
+def families() -> Iterator[Any]:
+    """Yield the metric families of every collector after each kind of event."""
+    with MemoryPulsar() as memory:
+        producer = producing(memory)
+        producer.send(b"x", deliver_after=timedelta(days=3))
+        yield from ProducerCollector(producer).collect()
+        app = Listeners(memory.client())
+        app.on("orders", subscription="billing")(lambda message: None)
+        yield from ListenerCollector(app).collect()
+    moving: Any = Moving()
+    yield from MoverReporter(moving, lambda topic: True).collect()
+    dispatching: Any = Dispatching()
+    yield from DispatchReporter(dispatching).collect()
+    yield from RosterReporter(moving.roster).collect()
+
+
+def in_code() -> dict[str, Series]:
+    found: dict[str, Series] = {}
+    for family in families():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        assert family.samples, f"{name} has no sample"
+        assert family.documentation.endswith("."), name
+        labels = frozenset(label for sample in family.samples for label in sample.labels)
+        assert name not in found, f"{name} is served twice"
+        found[name] = Series(family.type, labels - {"le"})
+    report = RelayReport(window=3, due=2)
+    for name in metrics_of(report, 1):
+        found[name] = Series("sum" if name.endswith("_total") else "each second", None)
+    return found
+
+
+def test_the_page_lists_exactly_the_series_that_are_served() -> None:
+    assert in_code() == OURS
+    assert len(OURS) > 30
+
+
+def test_names_follow_the_scheme() -> None:
+    for name, series in in_code().items():
+        assert NAME.fullmatch(name), name
+        assert name.endswith("_total") == (series.type in ("counter", "sum")), name
+
+
+def test_pages_name_only_existing_series() -> None:
+    known = {f"{name}{end}" for name in OURS for end in ("", "_bucket", "_sum", "_count")}
+    parts = r"\bdelaylevel_(?:producer|dispatch|function|mover|process)_[a-z_]+\b"
+    for page in DOCS.glob("*.md"):
+        assert set(re.findall(parts, page.read_text(encoding="utf-8"))) <= known, page
+
+
+yaml = pytest.importorskip("yaml")
 DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana-dashboard.json").read_text("utf-8"))
 ALERTS: dict[str, Any] = yaml.safe_load((DOCS / "alerts.yml").read_text("utf-8"))
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
@@ -31,24 +170,19 @@ SELECTOR = re.compile(
 MATCHER = re.compile(rf"(\w+)\s*(=~|!~|!=|=)\s*({STRING})")
 
 
-def _documented() -> dict[str, set[str] | None]:
-    """Return the labels of each series in docs/http.md, or None for a metric of the Function."""
-    found: dict[str, set[str] | None] = {}
-    for line in (DOCS / "http.md").read_text("utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if re.match(r"\| `(delaylevel|pulsar)_", line) and len(cells) in (3, 4):
-            labels = set(re.findall(r"`(\w+)`", cells[2])) if len(cells) == 4 else None
-            name = cells[0].strip("`")
-            found[name] = labels
-            if cells[1] == "histogram" and labels is not None:
-                found |= {f"{name}_bucket": labels | {"le"}}
-                found |= {f"{name}_sum": labels, f"{name}_count": labels}
-    for name in [name for name in found if name.endswith("metric_sum")]:
-        found[name.replace("_sum", "_count")] = found[name]
+def _selectable() -> dict[str, frozenset[str] | None]:
+    """Return the labels of each series that an expression may name."""
+    found = {name: each.labels for name, each in DOCUMENTED.items()}
+    for name, (kind, labels) in DOCUMENTED.items():
+        if kind == "histogram" and labels is not None:
+            found |= {f"{name}_bucket": labels | {"le"}}
+            found |= {f"{name}_sum": labels, f"{name}_count": labels}
+        if name.endswith("metric_sum"):
+            found[name.replace("_sum", "_count")] = labels
     return found
 
 
-SERIES = _documented()
+SERIES = _selectable()
 #: The topics with our subscription, and the role of those of a level topic.
 TOPICS: dict[str, Role | None] = {
     member.topic.full: member.role
@@ -105,7 +239,7 @@ def _check_value(label: str, operator: str, value: str) -> None:
     elif label == "subscription":
         assert value == SUBSCRIPTION
     elif label == "state":
-        assert f"`{value}`" in (DOCS / "http.md").read_text("utf-8")
+        assert f"`{value}`" in PAGE
     elif label == "became":
         assert value in ForwardReport().counts()
     elif label == "topic":
