@@ -121,19 +121,6 @@ def test_cancel_has_the_outcome_of_the_command(
     assert sorted(delivered) == sorted(["kept", sent.id])
 
 
-def test_fire_delivers_now(memory: MemoryPulsar, producer: Any, act: Act) -> None:
-    producer.send(b"x", {"p": "v"}, deliver_after=timedelta(days=3), partition_key="ä b")
-    fired = act("fire", key="ä b")
-    assert fired.status == 200
-    (row,) = fired.json()["rows"]
-    assert row["new_due_ms"] <= memory.clock.now_ms()
-    memory.advance(timedelta(seconds=1))
-    (message,) = memory.delivered("orders")
-    assert (message.data, message.properties["p"]) == (b"x", "v")
-    memory.advance(timedelta(days=4))
-    assert len(memory.delivered("orders")) == 1
-
-
 @pytest.mark.parametrize("status", list(OutcomeStatus))
 def test_fire_says_that_the_message_is_due_whatever_becomes_of_the_old_copy(
     producer: Any, act: Act, monkeypatch: pytest.MonkeyPatch, status: OutcomeStatus
