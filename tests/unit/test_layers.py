@@ -172,14 +172,12 @@ def test_there_are_no_import_cycles() -> None:
 @pytest.mark.parametrize(
     ("module", "line", "expected"),
     [
-        ("model.router", "from delaylevel.cluster import port", "cluster.port"),
         (
             "mover.local",
             "def f():\n    from delaylevel.dispatcher import owner",
             "dispatcher.owner",
         ),
         ("mover.local", "import_module('delaylevel.producer.client')", "producer.client"),
-        ("topics.registry", "from delaylevel import DelayLevelClient", "delaylevel"),
         (
             "structures.id_set",
             "def f():\n    from _pulsar import Result",

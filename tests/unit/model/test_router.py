@@ -26,7 +26,7 @@ def ms(value: int) -> timedelta:
 
 
 @st.composite
-def level_lists(draw: st.DrawFn, overflow: str | None = None) -> Levels:
+def level_lists(draw: st.DrawFn) -> Levels:
     """Draw one to four levels, coarse to fine, with named and other units."""
     count = draw(st.integers(1, 4))
     odd = st.integers(100, 400 * DAY).map(ms)
@@ -36,7 +36,7 @@ def level_lists(draw: st.DrawFn, overflow: str | None = None) -> Levels:
         )
     )
     units.sort(reverse=True)
-    over = overflow or draw(st.sampled_from(["reject", "recirculate"]))
+    overflow = draw(st.sampled_from(["reject", "recirculate"]))
     chosen, coarser = [], None
     for unit in units:
         least = max(unit + ms(1), coarser or unit)
@@ -53,7 +53,7 @@ def level_lists(draw: st.DrawFn, overflow: str | None = None) -> Levels:
                 ),
                 # With a lead above half a unit, a level of one partition needs many rounds.
                 lead=draw(st.one_of(st.none(), st.integers(1, length // 2).map(ms))),
-                overflow=over,
+                overflow=overflow,
                 partition_limit=1 << 40,
             )
         )
@@ -64,17 +64,13 @@ def level_lists(draw: st.DrawFn, overflow: str | None = None) -> Levels:
 def delays(levels: Levels) -> st.SearchStrategy[int]:
     """Return delays of every size, including the bounds of units and of the list."""
     longest = levels.maximum_ms
-    edges = [levels.maximum_ms]
+    most = longest * 5 if levels.overflow == "recirculate" else longest
+    edges = [longest]
     for level in levels:
         edges += [level.unit_ms, level.unit_ms * 2, level.maximum_ms, level.near_due_ms]
     near = st.tuples(st.sampled_from(edges), st.sampled_from([-1, 0, 1])).map(sum)
-    if levels.overflow == "recirculate":
-        everything = st.one_of(st.integers(0, longest), near, st.integers(0, longest * 5))
-    else:
-        everything = st.one_of(st.integers(0, longest), near)
-    return everything.map(
-        lambda delay: delay if levels.overflow == "recirculate" else min(delay, longest)
-    )
+    everything = st.one_of(st.integers(0, longest), near, st.integers(0, most))
+    return everything.map(lambda delay: min(delay, most))
 
 
 def rounds(remaining_ms: int, unit_ms: int, lead_ms: int, partitions: int) -> int:
