@@ -102,7 +102,7 @@ bench: fetch ## Install the peers of the benchmarks, and run these
 # Flows on a real broker, a mover that dies, the dispatcher, cancellations, listeners, the Function, the
 # Spark job, and tests that failed on one of the versions before.
 VERSION_TESTS = tests/contract/test_flows.py tests/unit/cluster/test_client_parts.py tests/unit/topics/test_scan.py \
-	tests/unit/spark_sync/test_session.py tests/unit/model/test_formatting.py \
+	tests/unit/spark_sync/test_job.py tests/unit/model/test_times.py \
 	tests/integration/test_cancel_producer.py tests/integration/test_plain_producer.py \
 	tests/integration/test_dispatcher.py::test_every_field_of_a_message_arrives \
 	tests/integration/consumer/night/test_listeners.py::test_partitions_and_their_retries \

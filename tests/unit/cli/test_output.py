@@ -1,23 +1,37 @@
-"""Tests of tables in terminals of any width, of JSON, and of times and durations."""
+"""Tests of tables in terminals of any width, of JSON and times, and of what takes long."""
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaylevel import PartitionStrategy
 from delaylevel.cli.options import TIME, parse_time_ms
+from delaylevel.cli.service import serving_lines
+from delaylevel.cli.views import live
+from delaylevel.cli.views.live import Progress, Starting
 from delaylevel.cli.views.output import emit, finish
+from delaylevel.cli.views.service import progress_of
 from delaylevel.cli.views.tables import Column, render
 from delaylevel.cli.views.terminal import cells, cut, printable, wrapped
+from delaylevel.dispatcher.assignment import ServedGroup
+from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
 from delaylevel.errors import BrokerError
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.formatting import format_instant
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels
+from delaylevel.mover.service import MoverStats
 
 FULL = "persistent://public/default/"
 COLUMNS = (
@@ -176,3 +190,81 @@ def test_times_and_durations_are_parsed(text: str, expected: int) -> None:
 def test_a_wrong_time_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(click.BadParameter, match=reason):
         TIME.convert(text, None, None)
+
+
+@pytest.mark.parametrize("every_s", [0.0, 1e9])
+def test_a_task_that_takes_long_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], every_s: float
+) -> None:
+    monkeypatch.setattr(live, "_LINE_EVERY_S", every_s)
+    progress = Progress()
+    progress.update(2000)
+    progress.update(500)
+    said = ["Reading: 2,000 messages so far.", "Reading: 2,500 messages so far."]
+    assert capsys.readouterr().err.splitlines() == (said if every_s == 0 else [])
+
+
+def test_the_reason_is_shown_until_the_service_is_ready(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live, "_LINE_EVERY_S", 0)
+    monkeypatch.setattr(live, "_LOOK_EVERY_S", 0.001)
+    reason, asked = "no dispatcher owns partition 0 yet", threading.Semaphore(0)
+
+    def waiting() -> str:
+        asked.release()
+        return reason
+
+    with Starting("orders", waiting, lambda: ["orders", "Ctrl-C ends it."]) as start:
+        for _ in range(3):
+            assert asked.acquire(timeout=60)
+        assert not start.ready.is_set()
+        reason = ""
+        assert start.ready.wait(60)
+    first, *reasons, ready, one, two = capsys.readouterr().err.splitlines()
+    assert (first, one, two) == ("Starting orders.", "orders", "Ctrl-C ends it.")
+    assert ready.startswith("Ready after ")
+    assert {line.partition(": ")[2] for line in reasons} == {"no dispatcher owns partition 0 yet."}
+
+
+ORDERS = "persistent://public/default/_orders-delay-level"
+LEVEL_TOPIC = LevelTopicDescription(ORDERS, Levels(PartitionStrategy()), ("orders",))
+OTHERS = "persistent://public/others/_orders-delay-level"
+
+
+def owner(**values: object) -> OwnerStats:
+    lateness = np.zeros(len(LATENESS_BOUNDS_MS) + 1, dtype=np.int64)
+    lateness[2] = 100
+    return OwnerStats(**{"state": "releasing", "lateness": lateness, **values})  # type: ignore[arg-type]
+
+
+def test_a_line_shows_what_was_moved_and_released() -> None:
+    movers = {ORDERS: MoverStats("moving", counts=ForwardReport(window=1_200).counts())}
+    owners = {(ORDERS, index): owner() for index in range(4)}
+    owners[OTHERS, 0] = owner(state="recovering")
+    orders, others = progress_of(movers, owners, {ORDERS: 600, OTHERS: 0})
+    assert str(orders) == (
+        "orders: 1,200 moved (mover moving); 600 released (4 window partitions); p99 25ms late"
+    )
+    assert "p99 over 1h00m late" in str(replace(orders, p99_ms=LATENESS_BOUNDS_MS[-1] + 1))
+    assert str(others).startswith(
+        "public/others/orders: 0 moved (mover elsewhere); 0 released (1 recovering"
+    )
+
+
+def test_a_service_tells_what_it_serves() -> None:
+    def lines(mover: MoverStats | None, *groups: ServedGroup) -> str:
+        (line,) = serving_lines([LEVEL_TOPIC], {ORDERS: mover}, list(groups))
+        return line.removeprefix("_orders-delay-level for orders: ")
+
+    standby = MoverStats("standby", "delaylevel-run@host:1")
+    none, two = (
+        ServedGroup(LEVEL_TOPIC, "a", None, 0.0, {}, owners)
+        for owners in ({}, {0: OwnerStats(), 1: OwnerStats()})
+    )
+    both = "levels with 29 partitions; window with 2 of 4 partitions"
+    assert lines(MoverStats("moving"), two) == both
+    assert lines(standby, none) == (
+        "levels on standby for delaylevel-run@host:1; window on standby"
+    )
+    assert lines(None) == "levels with 29 partitions"

@@ -12,8 +12,14 @@ from typing import Any
 import pytest
 
 from delaylevel.errors import BrokerError, InvalidInputError
-from delaylevel.inspection import Selection, Window
-from delaylevel.inspection.columns import to_record_batch
+from delaylevel.inspection import Inspector, Selection, Window
+from delaylevel.inspection.columns import (
+    LATEST_MS,
+    in_chunks,
+    nullable_schema_of,
+    schema_of,
+    to_record_batch,
+)
 from delaylevel.inspection.live import LiveDispatchers
 from delaylevel.inspection.rows import SCHEMA
 from delaylevel.model.envelope import DUE
@@ -27,8 +33,10 @@ from support.pending_commands import pending_commands
 from support.python import python
 
 pytest.importorskip("duckdb")
-released_module: Any = pytest.importorskip("delaylevel.inspection.released")
+pytest.importorskip("pyarrow")
 
+
+released_module: Any = pytest.importorskip("delaylevel.inspection.released")
 HOUR, DAY = 3_600_000, 86_400_000
 Filled = Callable[..., Any]
 
@@ -331,3 +339,120 @@ def test_a_journal_that_is_trimmed_during_the_read_is_read_again(
     released_module.released_by_journal(client, memory_pulsar.admin, log)
     first, second = starts
     assert first < second
+
+
+@pytest.fixture
+def look(memory: MemoryPulsar) -> Inspector:
+    return Inspector(memory.client(), memory.admin, "orders", clock=memory.clock)
+
+
+def ids(look: Inspector, limit: int | None = None) -> list[str]:
+    return [row.id for row in look.rows(limit=limit)]
+
+
+@pytest.mark.parametrize("delay", [timedelta(days=5), timedelta(hours=3), timedelta(minutes=2)])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_message_is_not_pending_once_its_cancellation_is_stored(
+    look: Inspector, producer: Any, delay: timedelta, key: str | None
+) -> None:
+    options = {"deliver_after": delay, "partition_key": key}
+    a, b, c = (producer.schedule(b"x", message_id=name, **options) for name in "abc")
+    producer.cancel(b)
+    # Those of other messages hide nothing.
+    wrong = {"message_id": "a", "deliver_at": a.due_ms, "partition_key": key}
+    for change in ({"partition_key": "other"}, {"message_id": "d"}, {"deliver_at": c.due_ms + DAY}):
+        producer.cancel(**{**wrong, **change})
+
+    assert (ids(look), ids(look, limit=1)) == (["a", "c"], ["a"])
+    assert (look.find("b"), [row.id for row in look.find("c")]) == ([], ["c"])
+    assert look.average("size").messages == 2
+    assert sum(len(batch) for batch in look.batches()) == 2
+    for exact in (False, True):
+        horizon = look.horizon(exact=exact)
+        assert (horizon.messages, horizon.damaged, horizon.exact) == (2, 0, True)
+        assert horizon.targets == {"persistent://public/default/orders": 2}
+
+
+def test_cancelled_messages_in_the_window_are_known_from_its_journal(
+    memory: MemoryPulsar, look: Inspector, producer: Any
+) -> None:
+    receipts = [producer.schedule(b"x", deliver_after=timedelta(minutes=10)) for _ in range(4)]
+    producer.cancel(receipts[0])
+    memory.advance(timedelta(minutes=1))
+    assert producer.outcome(receipts[0]).status.value == "cancelled"
+    assert sorted(ids(look)) == sorted(receipt.id for receipt in receipts[1:])
+    assert look.horizon().messages == 3
+    memory.advance(timedelta(minutes=30))
+    assert ids(look) == []
+    assert len(memory.delivered("orders")) == 3
+
+
+def test_a_sampled_horizon_is_reduced_by_the_cancellations(
+    memory: MemoryPulsar, look: Inspector, producer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a complete read, only the numbers of messages and cancellations are known."""
+    monkeypatch.setattr("delaylevel.inspection.sampling._COUNTED", 0)
+    first = timedelta(hours=30)
+    receipts = [
+        producer.schedule(b"x", deliver_after=first + timedelta(seconds=n)) for n in range(60)
+    ]
+    memory.advance(timedelta(hours=20))
+    for receipt in receipts[:20]:
+        producer.cancel(receipt)
+    found = look.horizon()
+    assert not found.exact
+    assert found.messages == pytest.approx(40, abs=8)
+    assert all(count >= 0 for row in found.within for count in row.parts.values())
+    assert look.horizon(exact=True).messages == 40
+
+
+FAMILY = "persistent://public/default/orders-delay-level"
+LEVEL = SourcePartition(FAMILY, f"{FAMILY}-partition-3", Role.LEVEL, 0, 3, 0)
+DUE = 1_800_000_000_123
+FULL = {"delaylevel.due": str(DUE), "delaylevel.target": "orders", "delaylevel.id": "mine"}
+DAMAGED = {**FULL, "delaylevel.due": "soon"}
+MESSAGES = [
+    ParkedMessage(7, 0, -1, DUE - 1000, "", "", 0, {}, None),
+    ParkedMessage(7, 1, 2, DUE - 2000, "k", "o", 5, FULL, b"body"),
+    ParkedMessage(7, 2, -1, DUE, "", "", 0, DAMAGED, b""),
+]
+
+
+@pytest.mark.parametrize("schema_of", [schema_of, nullable_schema_of])
+def test_missing_values_are_null(schema_of: Any) -> None:
+    own_id = "public/default/orders-delay-level-partition-3:7:0:-1"
+    rows: dict[str, list[Any]] = {
+        "due_ms": [None, DUE, None],
+        "delay_ms": [None, 2000, None],
+        "publish_ms": [DUE - 1000, DUE - 2000, DUE],
+        "event_ms": [None, 5, None],
+        "key": [None, "k", None],
+        "ordering_key": [None, "o", None],
+        "value": [None, b"body", b""],
+        "size": [0, 4, 0],
+        "id": [own_id, "mine", "mine"],
+        "ledger": [7, 7, 7],
+        "entry": [0, 1, 2],
+        "batch": [-1, 2, -1],
+        "properties": [[], list(FULL.items()), list(DAMAGED.items())],
+    }
+    found = to_record_batch(MESSAGES, LEVEL, schema_of(rows), {})
+    assert found.schema == schema_of(rows)
+    assert found.to_pydict() == rows
+
+
+def test_an_event_time_that_no_column_can_have_becomes_the_latest_one() -> None:
+    messages = [MESSAGES[1]._replace(event_ms=each) for each in (5, 0, 1 << 62, (1 << 64) - 1)]
+    found = to_record_batch(messages, LEVEL, schema_of(["event_time", "event_ms"]), {})
+    times, numbers = found.columns
+    assert numbers.to_pylist() == [5, None, 1 << 62, (1 << 63) - 1]
+    latest_us = 1000 * LATEST_MS
+    assert times.cast(numbers.type).to_pylist() == [5000, None, latest_us, latest_us]
+
+
+def test_chunks_end_at_a_number_of_rows_or_bytes() -> None:
+    one = MESSAGES[1]
+    assert [len(chunk) for chunk in in_chunks([one] * 5, 2, 1000)] == [2, 2, 1]
+    assert [len(chunk) for chunk in in_chunks([one] * 5, 100, 9)] == [3, 2]
+    assert [len(chunk) for chunk in in_chunks([one] * 4, 2, 1000)] == [2, 2]
+    assert list(in_chunks([], 2, 1000)) == []

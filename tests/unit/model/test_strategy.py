@@ -1,7 +1,8 @@
-"""Tests of strategies and lists of levels: counts, defaults, and errors with remedies."""
+"""Tests of strategies, lists of levels and descriptions: defaults, and errors with remedies."""
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -9,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.errors import InvalidStrategyError
+from delaylevel.errors import (
+    InvalidInputError,
+    InvalidStrategyError,
+    LevelTopicError,
+    TargetNotAllowedError,
+)
 from delaylevel.model.formatting import exact_duration
+from delaylevel.model.level_topic import LevelTopicDescription, Pauses, Spread
 from delaylevel.model.strategy import (
     Levels,
     PartitionBy,
@@ -19,6 +26,7 @@ from delaylevel.model.strategy import (
     partition_count,
     propose_levels,
 )
+from support.fakes import describe
 from support.seeds import examples
 
 quick = examples(40)
@@ -127,3 +135,49 @@ DAY, HOURS = PartitionStrategy(), {"partition_by": "HOUR", "maximum_delay": time
 def test_invalid_lists_of_levels_are_refused(levels: list[Any], said: str) -> None:
     with pytest.raises(InvalidStrategyError, match=said):
         Levels(levels)
+
+
+TOPIC = "persistent://public/default/orders-delay-level"
+
+
+def test_a_target_that_is_not_listed_is_refused() -> None:
+    description = describe(targets=("orders", "bills"))
+    description.check_target("persistent://public/default/orders")
+    with pytest.raises(TargetNotAllowedError) as caught:
+        description.check_target("persistent://public/default/other")
+    for part in (TOPIC, "default/other", "default/orders", "default/bills", "levels create"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"targets": ()}, "at least one target"),
+        ({"targets": ("a/b",)}, "'a/b' is not a topic name"),
+        ({"topic": ""}, "not a topic name"),
+        ({"hold_pause_ms": 0}, "hold_pause_ms is 0"),
+        ({"window_partitions": 0}, "window_partitions is 0"),
+        ({"window_partitions": 65}, "1 to 64 partitions"),
+    ],
+)
+def test_invalid_values_are_refused(changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(InvalidInputError, match=part):
+        describe(**changes)
+
+
+@pytest.mark.parametrize("fault", ["topic", "partitions", "window", "name"])
+def test_other_names_and_partitions_than_those_of_this_version_are_refused(fault: str) -> None:
+    value = json.loads(describe().to_json())
+    assert LevelTopicDescription.from_json(TOPIC, json.dumps(value)) == describe()
+    if fault in ("topic", "partitions"):
+        value["levels"][1][fault] = value["levels"][0][fault]
+    elif fault == "window":
+        value["topics"]["window"] = TOPIC
+    with pytest.raises(LevelTopicError, match="it names"):
+        LevelTopicDescription.from_json(TOPIC + "s" * (fault == "name"), json.dumps(value))
+
+
+def test_a_spread_that_is_over_is_forgotten_at_the_next_change() -> None:
+    pauses = Pauses().pause("a", 0).resume("a", 10, 60).pause("b", 50)
+    assert dict(pauses.resumed) == {"a": Spread(10, 60)}
+    assert pauses.resume("b", 71).resumed == ()

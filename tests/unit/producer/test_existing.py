@@ -1,4 +1,4 @@
-"""Tests of wrap(): options that are given or assumed, and arguments that are refused."""
+"""Tests of wrap(): options that are given, assumed or refused, and the warnings of a producer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import warnings
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pulsar
 import pulsar.asyncio
@@ -14,11 +15,15 @@ import pytest
 
 import delaylevel.asyncio
 from delaylevel import WrapWarning, wrap
-from delaylevel.errors import InvalidInputError, UnsupportedOptionError
+from delaylevel.errors import BrokerUnreachableError, InvalidInputError, UnsupportedOptionError
+from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer import client as producer_client
+from delaylevel.producer import setup
 from delaylevel.producer.client import check_pair
 from delaylevel.testing import MemoryPulsar
+from delaylevel.topics import describe
+from support.fakes import PartTimeAdmin
 
 ORDERS = TopicName.parse("orders")
 #: Options that are refused, and what is said besides the name: the reason, or the remedy.
@@ -103,30 +108,16 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(client: Any) -> None
 # -- producers and clients
 
 
-class OwnAdmin:
-    """The admin interface of a Pulsar in memory, with connections that have to be closed."""
-
-    def __init__(self, memory: MemoryPulsar) -> None:
-        self._admin = memory.admin
-        self.closed = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._admin, name)
-
-    def close(self) -> None:
-        self.closed += 1
-
-
 def test_the_admin_interface_of_admin_url_is_closed_with_the_producer(
     memory_pulsar: MemoryPulsar, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = OwnAdmin(memory_pulsar)
+    own = Mock(wraps=memory_pulsar.admin, close=Mock())
     monkeypatch.setattr(producer_client, "admin_for", lambda *_: own)
     monkeypatch.setattr(type(client), "admin", None)
     wrapped = wrap(client.create_producer("orders"), client, admin_url="http://one:8080")
-    assert own.closed == 0
+    own.close.assert_not_called()
     wrapped.close()
-    assert own.closed == 1
+    own.close.assert_called_once()
 
     async def use() -> None:
         aio = memory_pulsar.asyncio_client()
@@ -136,7 +127,7 @@ def test_the_admin_interface_of_admin_url_is_closed_with_the_producer(
         await wrapped.close()
 
     asyncio.run(use())
-    assert own.closed == 2
+    assert own.close.call_count == 2
 
 
 def test_wrong_arguments_are_refused(client: Any) -> None:
@@ -173,3 +164,28 @@ def test_a_producer_of_another_cluster_is_refused() -> None:
     check_pair(*pair("pulsar://a:6650", "pulsar://a:6650"))
     with pytest.raises(InvalidInputError, match=r"pulsar://a:6650, and the client to pulsar://b"):
         check_pair(*pair("pulsar://a:6650", "pulsar://b:6650"))
+
+
+@pytest.mark.parametrize(
+    ("served", "away", "warnings"), [(0, False, 2), (2, False, 1), (3, False, 0), (0, True, 0)]
+)
+def test_a_missing_mover_or_dispatcher_is_named_once(
+    memory: MemoryPulsar,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    served: int,
+    away: bool,
+    warnings: int,
+) -> None:
+    monkeypatch.setattr(setup, "_looked", set())
+    monkeypatch.setattr(setup, "LOOK_AFTER_S", 0.0)
+    description = describe(memory.admin, "orders")
+    for topic in ("", "-hour", "-window")[:served]:
+        memory.client().subscribe(description.topic + topic, SUBSCRIPTION)
+    admin: Any = PartTimeAdmin(memory.admin)
+    admin.failure = BrokerUnreachableError("away") if away else None
+    thread = setup.warn_if_undelivered(admin, "orders", description)
+    assert thread is not None
+    assert setup.warn_if_undelivered(admin, "orders", description) is None, "once in a process"
+    thread.join(60)
+    assert len(caplog.records) == warnings

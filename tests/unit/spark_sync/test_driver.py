@@ -1,4 +1,4 @@
-"""Tests of the streaming source's driver on the in-memory Pulsar: searches after clock steps."""
+"""Tests of the streaming source on the in-memory Pulsar: its options, and what its driver finds."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from contextlib import closing, nullcontext
 from datetime import timedelta
 from typing import Any
 
-import pulsar
 import pytest
 
 pytest.importorskip("pyspark")
 
+import pulsar
+
 from delaylevel import topics
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.reader import read_range
+from delaylevel.config import Connection
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
+    ConfigError,
     DataLossError,
     LevelTopicError,
     UpgradeRequiredError,
@@ -39,6 +42,29 @@ from delaylevel.spark_sync.source import DelayLevelStreamReader
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.lifecycle import expand
 from support.fakes import PartTimeAdmin
+
+
+@pytest.mark.parametrize(
+    ("given", "verified"),
+    [
+        ({}, True),
+        ({"tlsValidateHostname": "true"}, True),
+        ({"tlsvalidatehostname": "false"}, False),
+    ],
+)
+def test_host_names_are_verified_unless_told_otherwise(
+    given: dict[str, str], verified: bool
+) -> None:
+    parsed = SyncOptions.parse({"levelTopics": "orders-delay-level", **given})
+    connection = Connection.load(**dict(parsed.connection), environ={})
+    assert connection.tls_validate_hostname is verified
+
+
+def test_the_start_of_a_query_is_that_of_the_subscription() -> None:
+    given = {"levelTopics": "orders-delay-level", "startingOffsets": "earliest"}
+    with pytest.raises(ConfigError, match="reset-cursor"):
+        SyncOptions.parse(given)
+
 
 DAY = timedelta(days=1)
 WEEK = PartitionStrategy(maximum_delay=7 * DAY)

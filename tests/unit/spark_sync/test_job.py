@@ -1,14 +1,23 @@
-"""Tests of the errors that end the Spark job."""
+"""Tests of a job: its errors, its statistics and logs, and the token of its executors."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+
+pytest.importorskip("pyspark")
+
+from pydantic import SecretStr
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import Row
 
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import (
@@ -20,9 +29,12 @@ from delaylevel.errors import (
     StepsError,
     UpgradeRequiredError,
 )
+from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.reporting import MoverReporter
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings, control
 from delaylevel.spark_sync import job as job_module
+from delaylevel.spark_sync.job import JobMovers, SyncListener, batch_line, enter_environment
 from delaylevel.spark_sync.steps import apply_steps, load_steps
 from delaylevel.testing import MemoryPulsar
 
@@ -170,3 +182,133 @@ def test_a_stop_is_requested_after_a_cleaner_of_temporary_files(tmp_path: Path) 
     folder = str(tmp_path / "removed")
     control.request_stop(folder)
     assert control.is_stop_requested(folder)
+
+
+class Log4j:
+    """A fake Log4j with some loggers at DEBUG, which records the levels that are set."""
+
+    def __init__(self, *at_debug: str) -> None:
+        self.levels: dict[str, str] = {}
+        self.Level = SimpleNamespace(INFO="INFO")
+        self.LogManager = SimpleNamespace(
+            getLogger=lambda name: SimpleNamespace(isDebugEnabled=lambda: name in at_debug)
+        )
+        configurator = SimpleNamespace(setLevel=self.levels.__setitem__)
+        self.core = SimpleNamespace(config=SimpleNamespace(Configurator=configurator))
+
+
+def test_the_token_goes_into_the_workers_environment_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Keep it out of the logs that would show that environment."""
+    environment = {"PATH": "executors only", "PYTHONPATH": "packages", "OTHER": "kept"}
+    registration = "org.apache.spark.sql.DataSourceRegistration"
+    log4j = Log4j(registration)
+    jvm = SimpleNamespace(
+        org=SimpleNamespace(apache=SimpleNamespace(logging=SimpleNamespace(log4j=log4j)))
+    )
+    context = SimpleNamespace(environment=environment, _jvm=jvm)
+    session: Any = SimpleNamespace(sparkContext=context)
+    caplog.set_level(logging.DEBUG, "py4j")
+    enter_environment(session, Connection(token=SecretStr("t0ken")))
+    assert environment == {"OTHER": "kept", "DELAYLEVEL_TOKEN": "t0ken"}
+    assert log4j.levels == {registration: "INFO"}
+    assert not logging.getLogger("py4j.clientserver").isEnabledFor(logging.DEBUG)
+    enter_environment(session, Connection())
+    assert environment["DELAYLEVEL_TOKEN"] == "t0ken"
+
+
+TOPIC = "persistent://public/default/_orders-delay-level"
+COUNTS = {"parked": 3, "window": 2, "due": 1, "held": 1, "dead": 0, "latest_ms": 1500}
+
+
+@pytest.fixture
+def movers() -> JobMovers:
+    memory = MemoryPulsar()
+    hours = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=3))
+    producer = memory.client().create_producer(
+        "orders", enable_delay_level_topic=True, partition_strategy=hours
+    )
+    producer.send(b"x", deliver_after=timedelta(hours=1, minutes=1))
+    return JobMovers(memory.level_topics(), memory.admin)
+
+
+def progress(batch_id: int, rows: int, name: str = "mine", reports: Any = None) -> Any:
+    return SimpleNamespace(
+        batchId=batch_id,
+        numInputRows=rows,
+        name=name,
+        durationMs={"triggerExecution": 500},
+        sink=SimpleNamespace(numOutputRows=rows),
+        observedMetrics={} if reports is None else {"delaylevel": Row(reports=reports)},
+    )
+
+
+class Listener(SyncListener):
+    """A listener whose query has started; it notes the batches that it passes on."""
+
+    def __init__(self, movers: JobMovers) -> None:
+        self.seen: list[int] = []
+        super().__init__("mine", movers, lambda progress: self.seen.append(progress.batchId))
+        self.onQueryStarted(SimpleNamespace(name="mine", runId="run-1"))
+
+    def end(self, *arguments: Any, **more: Any) -> None:
+        self.onQueryProgress(SimpleNamespace(progress=progress(*arguments, **more)))
+
+
+def test_each_batch_that_moved_messages_is_summed_and_logged_once(
+    movers: JobMovers, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "delaylevel.spark_sync.job")
+    listener = Listener(movers)
+    assert movers.stats()[TOPIC].state == "starting"
+    listener.end(0, 0)
+    assert batch_line(progress(0, 7), {}, None).endswith(
+        "nothing sent on, late by 0ms, lag unknown"
+    )
+    assert (movers.stats()[TOPIC].state, movers.stats()[TOPIC].passes) == ("moving", 0)
+    for batch_id in (1, 2):
+        reports = [json.dumps({TOPIC: COUNTS}), json.dumps({TOPIC: dict.fromkeys(COUNTS, 1)})]
+        listener.end(batch_id, 7, reports=reports)
+    stats = movers.stats()[TOPIC]
+    assert (stats.passes, stats.late_ms, listener.seen) == (2, 1500, [0, 1, 2])
+    counts = {"parked": 8, "window": 6, "due": 4, "held": 4, "dead": 2, "dropped": 0, "expired": 0}
+    assert stats.counts == counts
+    assert [record.getMessage() for record in caplog.records] == [
+        f"batch {batch_id}: 7 rows in 500ms, 14/s, 4 parked + 3 to the window + 2 due + 2 held + "
+        "1 dead letters, late by 1.5s, lag 0ms"
+        for batch_id in (1, 2)
+    ]
+
+
+def test_other_queries_are_ignored(movers: JobMovers) -> None:
+    listener = Listener(movers)
+    listener.end(5, 100, name="another")
+    listener.onQueryTerminated(SimpleNamespace(runId="run-2"))
+    assert (movers.stats()[TOPIC].state, listener.seen) == ("starting", [])
+    assert not any(each.is_set() for each in (listener.moving, listener._ended))
+    listener.onQueryTerminated(SimpleNamespace(runId="run-1"))
+    listener.wait_ended()
+    assert listener._ended.is_set()
+
+
+def test_a_job_is_reported_as_a_mover(movers: JobMovers) -> None:
+    pytest.importorskip("prometheus_client")
+    collector = MoverReporter(movers)
+    (reporter,) = collector.reporters
+    assert not reporter.ready()[0].ok
+    movers.passed({TOPIC: COUNTS})
+    assert all(check.ok for check in reporter.ready())
+    movers.failed("the query failed: no answer")
+    assert not reporter.ready()[0].ok
+    (served,) = reporter.status()
+    assert served.problems[0].problem == "The mover fails: the query failed: no answer"
+    found = {
+        (sample.name, sample.labels.get("became", "")): sample.value
+        for family in collector.collect()
+        for sample in family.samples
+    }
+    assert found["delaylevel_mover_messages_total", "parked"] == 3
+    assert found["delaylevel_mover_lateness_seconds", ""] == 1.5
+    assert found["delaylevel_mover_failures_total", ""] == 1
+    assert found["delaylevel_mover_parked_entries", ""] == 1

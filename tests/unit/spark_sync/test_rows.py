@@ -1,4 +1,4 @@
-"""Tests of rows that become scheduled messages, on the in-memory Pulsar; without Spark."""
+"""Tests of the rows of the Spark source, and of rows that become messages; without Spark."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
-import pulsar
 import pytest
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
+import pulsar
 import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -28,13 +31,114 @@ from delaylevel.errors import (
     ConfigError,
     InvalidInputError,
     LevelTopicError,
+    StepsError,
     UnconfirmedMessagesError,
 )
+from delaylevel.inspection.columns import LATEST_MS
+from delaylevel.model.level_topic import Role
+from delaylevel.model.message import ParkedMessage
+from delaylevel.model.position import SourcePartition
 from delaylevel.spark_sync import source
+from delaylevel.spark_sync.arrow_rows import (
+    ARROW_SCHEMA,
+    SCHEMA,
+    from_batch,
+    to_batches,
+    values_of,
+)
 from delaylevel.spark_sync.options import WriteOptions
 from delaylevel.spark_sync.source import DelayLevelDataSource, ScheduleWriter
+from delaylevel.spark_sync.steps import DuplicateCheck
 from delaylevel.testing import MemoryPulsar
 from support.openings import Openings, ThreadDoor, openings  # noqa: F401
+from support.seeds import examples
+
+COLUMNS = """
+    due timestamp?, target string?, id string, key string?, ordering_key string?,
+    event_time timestamp?, properties map<string;string>, value binary?, size bigint, place string,
+    level_topic string, topic string, role string, level int, partition int, ledger bigint,
+    entry bigint, batch int, publish_time timestamp, routed_at timestamp
+"""
+
+
+def test_the_columns_are_pinned() -> None:
+    found = [
+        f"{one.name} {one.dataType.simpleString()}{'?' * one.nullable}".replace(",", ";")
+        for one in SCHEMA
+    ]
+    assert found == [" ".join(each.split()) for each in COLUMNS.split(",")]
+    assert not SCHEMA["properties"].dataType.valueContainsNull
+    assert to_arrow_schema(SCHEMA, timezone="UTC").equals(ARROW_SCHEMA, True)
+
+
+TOPIC = "persistent://public/default/orders-delay-level-partition-0"
+SOURCE = SourcePartition(TOPIC.removesuffix("-partition-0"), TOPIC, Role.LEVEL, 0, 0, 0)
+
+
+@pytest.mark.parametrize("names", [["due"], ["id", "properties"], SCHEMA.names])
+def test_batches_have_the_schema_that_spark_expects(names: list[str]) -> None:
+    message = ParkedMessage(7, 0, -1, 5, "k", "", 0, {"a": "b"}, b"body")
+    required = StructType([SCHEMA[name] for name in names])
+    # In a schema that a user writes as text, every value may be null.
+    loose = StructType([StructField(one.name, one.dataType, True) for one in required])
+    for schema in (required, loose):
+        (batch,) = to_batches(SOURCE, [message], "DAY 0", 9, schema)
+        assert batch.schema.equals(to_arrow_schema(schema, timezone="UTC"), True)
+
+
+@pytest.mark.parametrize("event_ms", [0, 5, LATEST_MS - 1, LATEST_MS, LATEST_MS + 1, (1 << 64) - 1])
+def test_rows_keep_any_event_time_whatever_a_foreign_producer_has_sent(event_ms: int) -> None:
+    properties = {"delaylevel.due": "1900000000000", "delaylevel.event-time": "soon"}
+    message = ParkedMessage(7, 0, -1, 5, "k", "", event_ms, properties, b"body")
+    (batch,) = to_batches(SOURCE, [message], "DAY 0", 9)
+    ((_, found),) = from_batch(batch)
+    assert found.event_ms == event_ms
+
+
+thorough = examples(60)
+
+
+def rows(*positions: tuple[str, int, int, int]) -> pa.RecordBatch:
+    topics, ledgers, entries, batches = zip(*positions, strict=True) if positions else ([],) * 4
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(topics, pa.string()),
+            pa.array(ledgers, pa.int64()),
+            pa.array(entries, pa.int64()),
+            pa.array(batches, pa.int32()),
+        ],
+        names=["topic", "ledger", "entry", "batch"],
+    )
+
+
+def check_all(*batches: pa.RecordBatch) -> None:
+    check = DuplicateCheck()
+    for batch in batches:
+        check.check(batch)
+
+
+position = st.tuples(
+    st.sampled_from("ab"), st.integers(1, 2), st.integers(0, 4), st.sampled_from((-1, 0, 1))
+)
+
+
+@given(st.lists(position, max_size=40, unique=True).map(sorted), st.integers(1, 7))
+@thorough
+def test_no_distinct_row_is_refused_and_no_duplicate_accepted(
+    positions: list[tuple[str, int, int, int]], size: int
+) -> None:
+    check_all(*(rows(*positions[i : i + size]) for i in range(0, len(positions), size)))
+    if positions:
+        twice = sorted([*positions, positions[len(positions) // 2]])
+        with pytest.raises(StepsError, match="came twice"):
+            check_all(*(rows(*twice[i : i + size]) for i in range(0, len(twice), size)))
+
+
+def test_the_row_that_came_twice_is_named() -> None:
+    check_all(rows())
+    with pytest.raises(StepsError, match="message at 7:3:0 of b came twice"):
+        check_all(rows(("b", 7, 3, 0)), rows(("a", 7, 3, 0), ("b", 7, 3, 0)))
+
 
 TYPES = {
     "value": StringType(),
@@ -155,3 +259,8 @@ def test_options_of_a_write() -> None:
     schema = schema_of("due", "target", value=BinaryType())
     with pytest.raises(ConfigError, match='mode\\("append"\\)'):
         DelayLevelDataSource({}).writer(schema, overwrite=True)
+
+
+def test_times_are_rounded_up() -> None:
+    times = pa.array([2000, 1001, None], pa.timestamp("us", tz="UTC"))
+    assert values_of(pa.RecordBatch.from_arrays([times], ["due"]), "due") == [2, 2, None]

@@ -1,11 +1,12 @@
-"""Tests of results and errors of the client: exceptions for them, and failures that may pass."""
+"""Tests of results and errors of the client, and of a process that ends with open producers."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import math
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pulsar
@@ -13,6 +14,7 @@ import pulsar.asyncio
 import pytest
 
 from delaylevel import Receipt, errors
+from delaylevel.producer import client_calls
 from delaylevel.producer.aio import asyncio_errors
 from delaylevel.producer.client_calls import client_errors, error_of, is_transient, result_of
 from delaylevel.producer.receipts import explained
@@ -108,3 +110,44 @@ def test_an_unknown_result_of_a_cancellation_is_not_called_a_refusal(name: str) 
         assert "twice does no harm" in str(found)
         assert (found.error(), found.transient, found.receipt) == (result, True, "")
         assert found.__cause__ is error
+
+
+class Work:
+    """Messages of a producer that are stored at some time, or when it is closed."""
+
+    def __init__(self, clock: list[float], until_s: float) -> None:
+        self.clock, self.until_s, self.closed = clock, until_s, False
+
+    def is_outstanding(self) -> bool:
+        return self.clock[0] < self.until_s
+
+    def closes(self) -> list[Callable[[Any], None]]:
+        return [self._close]
+
+    def _close(self, done: Any) -> None:
+        self.closed, self.until_s = True, 0.0
+
+
+@pytest.mark.parametrize(("until_s", "closed"), [(1.0, False), (math.inf, True)])
+def test_the_exit_waits_for_work_and_lets_the_last_callback_end(
+    monkeypatch: pytest.MonkeyPatch, until_s: float, closed: bool
+) -> None:
+    """The process aborts if Python shuts down while the client's thread runs Python code."""
+    clock, pauses = [0.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        pauses.append(seconds)
+
+    monkeypatch.setattr(client_calls.time, "sleep", sleep)
+    monkeypatch.setattr(client_calls.time, "monotonic", lambda: clock[0])
+    end, work = client_calls.Exit(), Work(clock, until_s)
+    end.works.add(work)
+    end.close(work)
+    end.finish()
+    assert (work.closed, work.is_outstanding()) == (closed, False)
+    pauses.clear()
+    client_calls.Exit().finish()
+    assert pauses == [], "no producer, no callback"
+    end.finish()
+    assert [pause > 0.01 for pause in pauses] == [True], "the way out of a callback"
