@@ -5,24 +5,20 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel import topics
-from delaylevel.cli import horizon as command
 from delaylevel.cli.horizon import horizon_text
-from delaylevel.cli.main import cli
 from delaylevel.cluster.port import LedgerInfo
 from delaylevel.errors import InvalidInputError
-from delaylevel.inspection import Inspector, sampling
+from delaylevel.inspection import sampling
 from delaylevel.inspection.distribution import Distribution, Observation, Stratum
 from delaylevel.inspection.horizon import DAY, HOUR, build
 from delaylevel.model.envelope import DUE, TARGET
@@ -30,6 +26,7 @@ from delaylevel.model.level_topic import Role
 from delaylevel.model.message import RawMessage
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.topic_name import TopicName
+from support.pending_commands import pending_commands
 
 NOW = 1_800_000_000_000
 Filled = Callable[..., Any]
@@ -134,20 +131,13 @@ def test_five_levels_and_long_names_fit_80_columns(messages: int, exact: bool) -
 
 def test_the_command_shows_the_horizon(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     pending = filled(50)
-
-    @contextmanager
-    def connect(settings: Any, topic: str, **options: Any) -> Iterator[Inspector]:
-        memory = pending.memory
-        yield Inspector(memory.client(), memory.admin, topic, clock=memory.clock, **options)
+    horizon = pending_commands(monkeypatch, pending.memory, "horizon")
 
     def run(*arguments: str) -> str:
-        result = CliRunner().invoke(cli, ["horizon", *arguments])
+        result = horizon(*arguments)
         assert (result.exit_code, result.stderr) == (0, ""), result.output
         return result.stdout
 
-    monkeypatch.setattr(command, "inspector", connect)
-    # The in-memory Pulsar moves and releases messages itself.
-    monkeypatch.setattr(command, "note_undelivered", lambda *_: None)
     shown = run("orders")
     assert "orders-delay-level: 50 pending" in shown
     head, now = shown.split("\n\n")[2].splitlines()[:2]
@@ -173,7 +163,7 @@ def test_the_command_shows_the_horizon(filled: Filled, monkeypatch: pytest.Monke
         "exact": True,
     }
     assert rows[4]["within_ms"] == 604_800_000
-    assert CliRunner().invoke(cli, ["horizon", "nobody"]).exit_code == 1
+    assert horizon("nobody").exit_code == 1
 
 
 DUE_MS = 1_800_000_000_000

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import pulsar
 import pytest
@@ -69,20 +69,15 @@ class Ledger:
         assert len(named) == len(found), "a copy has another ID"
 
 
-class Expected(Protocol):
-    """An independent ledger."""
-
-    def compare(self, memory: MemoryPulsar, copies: bool = True) -> None:
-        """Compare with what the in-memory Pulsar has at the end; without copies or with."""
-
-
-ExpectedT = TypeVar("ExpectedT", bound=Expected)
-
-
 def at_every_event(
-    prepare: Callable[[MemoryPulsar], ExpectedT], work: Callable[[MemoryPulsar, ExpectedT], object]
+    prepare: Callable[[MemoryPulsar], Any], work: Callable[[MemoryPulsar, Any], object]
 ) -> int:
-    """Run `work`, killed after each of its events and then run again; return their number."""
+    """Run `work`, killed after each of its events and then run again; return their number.
+
+    Args:
+        prepare: function that returns a ledger.
+        work: function that is given this ledger, too.
+    """
     event = 0
     while True:
         event += 1

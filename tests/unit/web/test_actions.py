@@ -8,8 +8,8 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -22,14 +22,13 @@ pytest.importorskip("pyarrow")
 
 from delaylevel import changes, topics
 from delaylevel.errors import ConfigError
-from delaylevel.inspection import Inspector
 from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.prometheus import serve
 from delaylevel.run import actions as module
 from delaylevel.run.actions import ServiceActions
 from delaylevel.testing import MemoryPulsar
 from delaylevel.web import application
-from support.pending_commands import pending_commands
+from support.pending_commands import inspector, pending_commands
 from support.scripted_http import request
 
 TOKEN = "the-token-of-actions"
@@ -56,14 +55,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def actions(memory: MemoryPulsar) -> ServiceActions:
-    @contextmanager
-    def inspector(topic: str, **options: Any) -> Iterator[Inspector]:
-        yield Inspector(memory.client(), memory.admin, topic, clock=memory.clock, **options)
-
     def descriptions() -> list[Any]:
         return [topics.describe(memory.admin, "orders-delay-level")]
 
-    return ServiceActions(memory.admin, descriptions, inspector, memory.client, memory.clock)
+    look = partial(inspector, memory)
+    return ServiceActions(memory.admin, descriptions, look, memory.client, memory.clock)
 
 
 @pytest.fixture
