@@ -188,8 +188,9 @@ class Reader:
 
 
 def _shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    given = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True, **options}
-    return subprocess.run(["sh", "-e", "-c", line], timeout=PATIENCE_S * 4, check=False, **given)
+    given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **options}
+    command = ["sh", "-e", "-c", line]
+    return subprocess.run(command, text=True, timeout=PATIENCE_S * 4, check=False, **given)
 
 
 def _healthy(topic: str, check: str) -> bool:
