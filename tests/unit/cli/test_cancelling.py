@@ -254,3 +254,14 @@ def test_a_new_message_is_told_if_the_old_one_could_not_be_cancelled(
     (row,) = run.rows(*command, "--id", "old", code=1)
     assert (row["outcome"], "was not stored" in row["reason"]) == ("both", True)
     assert set(delivered(memory)) == {"old", row["new_id"]}
+
+
+@pytest.mark.parametrize("delay", [LATER, timedelta(hours=2), timedelta(minutes=5)])
+def test_a_message_without_an_id_is_cancelled_by_its_position(
+    memory: MemoryPulsar, producer: Any, run: Run, delay: timedelta
+) -> None:
+    producer.send(b"x", deliver_after=delay)
+    (own_id,) = run.pending()
+    assert run("cancel", "--id", own_id).exit_code == 0
+    assert run.pending() == []
+    assert delivered(memory) == []
