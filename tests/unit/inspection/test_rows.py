@@ -22,7 +22,6 @@ from delaylevel.inspection.columns import (
 )
 from delaylevel.inspection.live import LiveDispatchers
 from delaylevel.inspection.rows import SCHEMA
-from delaylevel.model.envelope import DUE
 from delaylevel.model.level_topic import SUBSCRIPTION, Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import SourcePartition
@@ -253,7 +252,7 @@ def test_the_columns_are_pinned() -> None:
 def test_rows_show_any_publish_time_of_a_foreign_producer() -> None:
     topic = TopicName.parse("_orders-delay-level")
     source = SourcePartition(topic.full, topic.partition(0).full, Role.LEVEL, 0, 0, 0)
-    message = ParkedMessage(7, 0, -1, (1 << 64) - 1, "", "", 0, {DUE: "1900000000000"}, b"")
+    message = ParkedMessage(7, 0, -1, (1 << 64) - 1, "", "", 0, {"delaylevel.due": "1900000000000"}, b"")
     row = to_record_batch([message], source, SCHEMA, {"place": "DAY 0"}).to_pylist()[0]
     assert (row["publish_ms"], row["delay_ms"]) == ((1 << 63) - 1, 1 - (1 << 63))
 
