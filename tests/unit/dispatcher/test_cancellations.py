@@ -133,6 +133,18 @@ def test_a_clock_that_was_far_ahead_keeps_nothing_later_from_being_cancelled(
     run.check()
 
 
+def test_a_message_that_waits_for_its_target_is_cancelled(run: Simulation) -> None:
+    run.pause(ORDERS)
+    run.send(3, ORDERS, too_big=False)
+    run.wait(0.02)
+    work(run)
+    run.cancel(1, ORDERS)
+    assert work(run) == {"id-1": {"cancelled"}}
+    run.resume()
+    run.rounds(20)
+    assert run.broker.topics[ORDERS].delivered == ["id-0", "id-2"]
+
+
 def test_the_last_release_of_each_of_the_last_messages_is_known() -> None:
     times = RecentReleases(most=2_500)
     for at_ms in range(6_000):

@@ -105,41 +105,29 @@ def test_a_budget_below_one_mebibyte_is_refused(tmp_path: Path) -> None:
 
 
 RANGE = st.integers(-10_000, 200_000)
-#: Due times in the order of their arrival, from random ones.
-ARRIVALS = {
-    "in random order": lambda dues: dues,
-    "in reverse order": lambda dues: np.sort(dues)[::-1],
-    "due at one instant": lambda dues: np.full_like(dues, dues[0]),
-    "in alternating runs": lambda dues: np.concatenate([np.sort(dues)[at::2] for at in (0, 1)]),
-}
 
 
 @examples(10)
 @given(
     seed=st.integers(0, 1000),
     ranges=st.lists(st.tuples(RANGE, RANGE, st.integers(0, 999), st.integers(0, 999)), max_size=6),
-    arrival=st.sampled_from([*ARRIVALS]),
-    few=st.booleans(),
+    min_loaded=st.sampled_from([1, 64]),
 )
 def test_segments_behave_like_a_plain_list(
     tmp_path_factory: pytest.TempPathFactory,
     seed: int,
     ranges: list[tuple[int, int, int, int]],
-    arrival: str,
-    few: bool,
+    min_loaded: int,
 ) -> None:
-    """Run reads, late rows and queries while many rows are in files; few are read at a time."""
+    """Run reads, late rows and queries while many rows are in files."""
     with (
-        patch.object(pending, "_SLICE_ROWS", 5 if few else 100),
-        patch.object(pending, "_RUN_ROWS", 64 if few else 8_192),
-        patch.object(cursors, "_MIN_LOADED", 1 if few else 64),
+        patch.object(pending, "_SLICE_ROWS", 100),
+        patch.object(cursors, "_MIN_LOADED", min_loaded),
     ):
-        _play(tmp_path_factory.mktemp("spill"), seed, ranges, arrival)
+        _play(tmp_path_factory.mktemp("spill"), seed, ranges)
 
 
-def _play(
-    directory: Path, seed: int, ranges: list[tuple[int, int, int, int]], arrival: str
-) -> None:
+def _play(directory: Path, seed: int, ranges: list[tuple[int, int, int, int]]) -> None:
     now = [T0]
     store = opened(directory, bucket_ms=5000, clock=lambda: now[0])
     rng = np.random.default_rng(seed)
@@ -147,8 +135,7 @@ def _play(
     entry = 0
     for _ in range(8):
         count = int(rng.integers(1, 1500))
-        dues = ARRIVALS[arrival](rng.integers(-2000, 150_000, count))
-        model += add(store, now[0] + dues, entry, size=400)
+        model += add(store, now[0] + rng.integers(-2000, 150_000, count), entry, size=400)
         entry += count
         if rng.random() < 0.5:
             now[0] += int(rng.integers(-3000, 30_000))
@@ -235,6 +222,38 @@ def test_the_process_grows_by_less_than_the_budget(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert 16 << 20 < int(done.stdout) < 32 << 20
+
+
+RNG = np.random.default_rng(1)
+#: Due times after T0 of rows in the order of their arrival, the sizes of their payloads, and the
+#: limits of the rows that are decoded at a time, and of those of each run in memory.
+ARRIVALS = {
+    "in random order": (RNG.integers(5_000, 600_000, 100_000), 10, 500, 2_048),
+    "in reverse order": (np.arange(1_000, 0, -0.05).astype(int), 400, 8_192, 8_192),
+    "due at one instant": (np.zeros(20_000, dtype=int), 1_100, 8_192, 8_192),
+    "in alternating runs": (np.argsort(np.arange(4_000) % 2, kind="stable") // 2, 600, 5, 64),
+}
+
+
+@pytest.mark.parametrize("arrival", ARRIVALS)
+def test_many_times_the_budget_is_read_in_order_with_little_memory(
+    arrival: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep only the next rows of each run in memory."""
+    dues, size, slice_rows, run_rows = ARRIVALS[arrival]
+    monkeypatch.setattr(pending, "_SLICE_ROWS", slice_rows)
+    monkeypatch.setattr(pending, "_RUN_ROWS", run_rows)
+    store = opened(tmp_path)
+    rows: list[Row] = []
+    for first in range(0, dues.size, 500):
+        rows += add(store, T0 + 1 + dues[first : first + 500], first, size)
+        assert drain(store, T0) == []  # reads ahead
+    assert store.disk_bytes > store.budget_bytes
+    out: list[Row] = []
+    for now_ms in range(T0, T0 + 610_000, 10_000):
+        out += drain(store, now_ms, 700)
+    assert out == in_order(rows)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_large_rows_are_read_a_few_at_a_time(tmp_path: Path) -> None:
