@@ -328,6 +328,14 @@ def test_messages_keep_their_order_while_the_number_of_partitions_becomes_known(
     assert run.broker.topics[TARGETS[0]].delivered == ["id-0", "id-1"]
 
 
+def test_two_copies_of_a_held_message_are_known_as_copies(tmp_path: Path) -> None:
+    """A crash before the commit makes two copies; one of them may be held again meanwhile."""
+    actions = [("fail", 0), ("publish", 2), ("publish", 0), ("takeover", 0), ("held", 0)]
+    actions += ("publish", 0), ("run", 0), ("publish", 0), ("takeover", 0)
+    run_all(True, False, [(action, 0, amount) for action, amount in actions])
+    run_all(True, False, [*((a, 0, n) for a, n in actions[:-1]), ("takeover", 0, 1)])
+
+
 @pytest.mark.parametrize("numbered", [False, True])
 def test_messages_wait_for_a_target_that_fails_over_and_delay_no_other(
     numbered: bool, tmp_path: Path
