@@ -345,7 +345,7 @@ def set_(
     "more_targets",
     multiple=True,
     metavar="TOPIC",
-    help="Further business topic to serve. Repeatable.",
+    help="Another business topic to serve. Repeatable.",
 )
 @options.keep_target
 @options.level_topic

@@ -165,7 +165,7 @@ final_window = click.option(
     default=FinalWindow.TRACKER.value,
     help="Component that holds messages between their last hand-off and their due time.",
 )
-target = click.option("--target", metavar="TOPIC", help="Business topic to match.")
+target = click.option("--target", metavar="TOPIC", help="The only business topic; all by default.")
 level_topic = click.option(
     "--level-topic", metavar="NAME", help="Name of the level topic; by default _TOPIC-delay-level."
 )
