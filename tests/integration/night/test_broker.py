@@ -18,7 +18,8 @@ from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachabl
 from delaylevel.testing.embedded import start_or_skip
 from support.world import eventually, quiet_client
 
-pytestmark = pytest.mark.broker
+# A test starts up to three brokers, each of which may take 300 s where processors are busy.
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
 TOPIC = "persistent://public/default/kept"
 SUBSCRIPTION = "reader"

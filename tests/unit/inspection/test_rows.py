@@ -252,7 +252,9 @@ def test_the_columns_are_pinned() -> None:
 def test_rows_show_any_publish_time_of_a_foreign_producer() -> None:
     topic = TopicName.parse("_orders-delay-level")
     source = SourcePartition(topic.full, topic.partition(0).full, Role.LEVEL, 0, 0, 0)
-    message = ParkedMessage(7, 0, -1, (1 << 64) - 1, "", "", 0, {"delaylevel.due": "1900000000000"}, b"")
+    message = ParkedMessage(
+        7, 0, -1, (1 << 64) - 1, "", "", 0, {"delaylevel.due": "1900000000000"}, b""
+    )
     row = to_record_batch([message], source, SCHEMA, {"place": "DAY 0"}).to_pylist()[0]
     assert (row["publish_ms"], row["delay_ms"]) == ((1 << 63) - 1, 1 - (1 << 63))
 
