@@ -1,6 +1,6 @@
 """The part that sends: delayed messages to every target, with the Python or the Java producer.
 
-Some of them expire, and some are cancelled later; but none of those from Java.
+Some of them expire, and some are cancelled or replaced later; but none of those from Java.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any
 import pulsar
 
 from delaylevel import DelayLevelClient
-from delaylevel.errors import DelayLevelError
+from delaylevel.errors import CancellationFailedError, DelayLevelError
+from delaylevel.model.outcome import Outcome, Receipt
 from support.java_client import JavaSession, b64
 from support.world import QUIET
 
@@ -34,6 +35,8 @@ _RATE = 4.0
 TICK_S = 0.05
 _SEND_TIMEOUT_MS = 20_000
 _CANCEL_SHARE = 0.08
+# Of the messages that are cancelled: those that are replaced by another message instead.
+_RESCHEDULE_SHARE = 0.4
 _EXPIRY_SHARE = 0.1
 _EXPIRIES_MS = (2_000, 8_000, 3_600_000)
 _DIRECT_SHARE = 0.02
@@ -142,6 +145,7 @@ class Sender:
         self._openings = Openings(self._open)
         self._producers = self._openings.open
         self._answers: deque[Row] = deque()
+        self._longest_ms = 6_000
         self._bursts: int | None = None
         self._own_burst_s = time.monotonic() + self._chosen.uniform(3, 10)
         self._cancellations: queue.Queue[tuple[int, str, str, int, str]] = queue.Queue()
@@ -183,9 +187,9 @@ class Sender:
     def _send_all(self, control: Control, burst: bool) -> None:
         """Send the messages of one tick; the ledger has them before."""
         messages: list[tuple[str, Message]] = []
+        self._longest_ms = control.longest_delay_ms
         for target in list(self._producers):
-            count = _poisson(self._chosen)
-            messages += [(target, self._message(control)) for _ in range(count)]
+            messages += [(target, self._message()) for _ in range(_poisson(self._chosen))]
         if burst:
             target = control.burst_target
             if target not in self._producers:
@@ -198,14 +202,14 @@ class Sender:
         for target, message in messages:
             self._send(target, message)
 
-    def _message(self, control: Control) -> Message:
+    def _message(self) -> Message:
         """Return a message with a delay that the level topics take."""
         chosen = self._chosen
         if chosen.random() < _DIRECT_SHARE:
             delay_ms = -1  # it goes straight to its target
         else:
             # Half of the delays are short, so that something is always due.
-            longest_ms = control.longest_delay_ms if chosen.random() < 0.5 else 6_000
+            longest_ms = self._longest_ms if chosen.random() < 0.5 else 6_000
             delay_ms = chosen.randint(_SHORTEST_DELAY_MS, longest_ms)
         size = chosen.randrange(60_000 if chosen.random() < _LARGE_SHARE else 300)
         message = Message(self._next(), now_ms() + delay_ms, size, chosen)
@@ -248,19 +252,46 @@ class Sender:
                 producer = self._producers.get(target)
                 if producer is None:
                     continue
-                self._ledger.write(Cancelled(name, now_ms(), "requested"))
+                replaces = self._chosen.random() < _RESCHEDULE_SHARE
+                call = self._reschedule_one if replaces else self._cancel_one
+                timeout = 0.5 if self._chosen.random() < 0.5 else None
+                row = Cancelled(name, now_ms(), "requested")
                 try:
-                    outcome = producer.cancel(
-                        message_id=name,
-                        deliver_at=due_ms,
-                        partition_key=key or None,
-                        timeout=0.5 if self._chosen.random() < 0.5 else None,
-                    )
+                    outcome = call(producer, row, target, due_ms, key, timeout)
                 except (DelayLevelError, pulsar.PulsarException) as error:
                     print(f"cancel {name}: {error!r}", flush=True)
                     self._ledger.write(Cancelled(name, now_ms(), "failed"))
                 else:
                     self._ledger.write(Cancelled.of(outcome, name, now_ms()))
+
+    def _cancel_one(
+        self, producer: Any, row: Cancelled, _: str, due_ms: int, key: str, timeout: float | None
+    ) -> Outcome:
+        self._ledger.write(row)
+        options = {"partition_key": key or None, "timeout": timeout}
+        found: Outcome = producer.cancel(message_id=row.name, deliver_at=due_ms, **options)
+        return found
+
+    def _reschedule_one(
+        self, producer: Any, row: Cancelled, target: str, due_ms: int, key: str, timeout: Any
+    ) -> Outcome:
+        """Replace a message: at least one of the two arrives, as the outcome says."""
+        later_ms = now_ms() + self._chosen.randint(_SHORTEST_DELAY_MS, self._longest_ms)
+        message = Message(f"{row.name}-again", later_ms, 100, self._chosen)
+        message.key = key
+        self._ledger.write(message.sent(target), row)
+        receipt = Receipt(row.name, due_ms, target, producer.description.topic, key)
+        options = {**message.arguments(), "message_id": message.name, "timeout": timeout}
+        stored = 0
+        try:
+            found: Outcome = producer.reschedule(receipt, message.body, **options).outcome
+            stored = 1
+        except CancellationFailedError:
+            stored = 1
+            raise
+        finally:
+            self._ledger.write(Confirmed(message.name, now_ms(), stored))
+        return found
 
     def _next(self) -> str:
         self._count += 1
