@@ -30,7 +30,7 @@ from support.world import quiet_client
 
 from .process import Part, Victim
 from .scene import Scene
-from .stage import COARSE_UNIT_S, MOST_ADDED, MOST_S, Stage
+from .stage import COARSE_UNIT_S, KEEP, MOST_ADDED, MOST_S, Stage
 
 #: What repairs a fault: everything that it has done so far, even if the rest of it fails.
 Undo = ExitStack
@@ -220,26 +220,37 @@ def _throttle_target(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     scene.rest.post(path, rate)
 
 
-def _delete(scene: Scene, chosen: random.Random, undo: Undo) -> None:
+def _delete(terminates: bool, scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Delete a target while dispatchers run; create it again later.
 
-    It is paused until it has nothing that the deletion would lose. Producers and consumers of the
-    application leave it before, as docs/operations.md asks for. Our own processes do not: they meet
-    the missing topic and the new one. Messages become due meanwhile, and wait for the new one.
+    It is terminated or paused until it has nothing that the deletion would lose. Producers and
+    consumers of the application leave it before, as docs/operations.md asks for. Our own processes
+    do not: they meet the terminated topic, the missing one and the new one. Messages become due
+    meanwhile, and have to wait for the new one.
     """
     target = choose_target(scene, chosen, plain=True)
     undo.callback(scene.use, target, sends=True, receives=True)
     scene.use(target, sends=False, receives=True)
-    undo.callback(_renew, scene, target)
-    with _paused(scene, target):
+    undo.callback(_renew, terminates, scene, target)
+    _remove(terminates, scene, target)
+
+
+def _remove(terminates: bool, scene: Scene, target: str) -> None:
+    name = TopicName.parse(target)
+    if terminates:
+        scene.admin.terminate(name)
+    with contextlib.nullcontext() if terminates else _paused(scene, target):
         # What the topic has stored is deleted with it.
         scene.wait(lambda: not scene.backlog(target), "the consumers of a topic", 60)
         scene.use(target, sends=False, receives=False)
-        scene.admin.delete(TopicName.parse(target), force=True)
+        scene.admin.delete(name, force=True)
 
 
-def _renew(scene: Scene, target: str) -> None:
+def _renew(terminates: bool, scene: Scene, target: str) -> None:
     """Create a target again, which may be there still if the fault failed."""
+    name = TopicName.parse(target)
+    if terminates and scene.admin.topic_exists(name) and KEEP in scene.admin.subscriptions(name):
+        _remove(terminates, scene, target)
     # Paused, as a topic with only some of its subscriptions loses messages for others. Our own
     # producers may have created it again. What it got before it had a subscription is published
     # again, and must not be received twice.
@@ -385,8 +396,9 @@ ALL: tuple[Fault, ...] = (
     Fault("admin away", (2.0, 15.0), partial(_network, "web_proxy", ("cut", "hold")), 2.0),
     Fault("over quota", (1.0, 10.0), _exceed_quota, weight=2.0),
     Fault("throttled", (3.0, 10.0), _throttle_target, weight=2.0),
+    Fault("terminate", (1.0, 8.0), partial(_delete, True), weight=1.5, alone=True),
     # Dispatchers follow the end of the pause within five seconds.
-    Fault("delete", (8.0, 14.0), _delete, weight=2.0, alone=True),
+    Fault("delete", (8.0, 14.0), partial(_delete, False), weight=1.5, alone=True),
     Fault("pause", (1.0, 12.0), _pause_targets, weight=2.0),
     Fault("expand", (0.0, 0.0), _expand, possible=_can_expand),
     Fault("add target", (0.0, 0.0), _add_target, possible=_takes_targets),
