@@ -422,9 +422,7 @@ def _exported(row: dict[str, Any]) -> tuple[dict[str, Any], SchemaRef | None]:
     if not isinstance(properties, dict):
         return line, None
     if UNREADABLE in properties:
-        raise InvalidInputError(
-            f"it has fields that are not UTF-8 ({properties[UNREADABLE]}), which would be lost"
-        )
+        raise InvalidInputError(f"it would not be sent as it was: {properties[UNREADABLE]}")
     if EXPIRES in properties:
         line["expires_at"] = properties[EXPIRES]
     schema = properties.get(SCHEMA)

@@ -20,6 +20,7 @@ from delaylevel.cluster.client_parts.cores import consumer_core
 from delaylevel.cluster.failures import close_quietly, error_name, missing_subscription
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.reader import KEEP_ENCRYPTED
 from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import BrokerError, ConfigError, DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
@@ -155,6 +156,7 @@ class ConsumerLoop(threading.Thread):
                 max_total_receiver_queue_size_across_partitions=_QUEUES_TOTAL,
                 negative_ack_redelivery_delay_ms=_REDELIVERY_MS,
                 consumer_name=self._consumer_name,
+                **KEEP_ENCRYPTED,
             )
         except pulsar.Timeout as error:
             found = (missing_subscription(self._admin, each, SUBSCRIPTION) for each in sources)

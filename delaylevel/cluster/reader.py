@@ -93,6 +93,8 @@ def acknowledged_by_others(
 
 
 RECEIVER_QUEUE_SIZE = 2000
+#: Option of readers and consumers. By default, the client passes over what it cannot decrypt.
+KEEP_ENCRYPTED = {"crypto_failure_action": pulsar.ConsumerCryptoFailureAction.CONSUME}
 # The client counts the messages that it prefetches, not their bytes: 2,000 large ones would be
 # gigabytes. A reader that meets such a message begins again there, and prefetches less.
 _PREFETCH_BYTES = 32 << 20
@@ -346,6 +348,11 @@ class PartitionReader:
         # The client no longer counts what was taken from its queue.
         if not (self._answer is self._next is self._kept is None):
             return True
+        if self._last is not None and self._last.encryption_context() is not None:
+            # A batch that was not decrypted has one position, which is not the last one of its
+            # entry. The client would say for ever that more follows.
+            self._reopen()
+            self._last = None
         return _has_more(self._reader)
 
     def close(self) -> None:
@@ -451,6 +458,7 @@ def _open_reader(client: Any, topic: str, start: Position, queue: int) -> Any:
         _message_id(start),
         start_message_id_inclusive=True,
         receiver_queue_size=queue,
+        **KEEP_ENCRYPTED,
         # Readers of processes that were forked would otherwise share one generated name.
         subscription_role_prefix=f"delaylevel-{uuid.uuid4().hex[:12]}",
     )

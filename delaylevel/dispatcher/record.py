@@ -415,6 +415,7 @@ class Recorder:
             or due[0] == "0"
             or (expires is not None and expires != _NEVER and not _is_time(expires))
             or (properties and any(map(_is_ours, properties)))
+            or (batch < 0 and message.encryption_context() is not None)
         ):
             return self._record_checked(message, ledger, entry, batch)
         stored_kind, id_key, name = kind.own_number, kind.stored.id_key, None

@@ -28,8 +28,8 @@ KIND = PREFIX + "kind"
 EXPIRES = PREFIX + "expires"
 # The ID of the message that this one was sent to replace, for information.
 REPLACES = PREFIX + "replaces"
-# The mark of a message with fields that are not UTF-8: its value is the reason. The bytes of these
-# fields are in properties of their own, in base64 (see message.py).
+# The mark of a message that is encrypted or has fields that are not UTF-8: its value is the reason.
+# The bytes of these fields are in properties of their own, in base64 (see message.py).
 UNREADABLE = PREFIX + "unreadable"
 
 #: The kind of a cancellation (see outcome.py).

@@ -181,8 +181,8 @@ RawMessage = tuple[Any, int, int, int]
 def parked_message(message: Any, ledger: int, entry: int, batch: int) -> ParkedMessage:
     """Copy every field of a :data:`RawMessage` into a :class:`ParkedMessage`.
 
-    Unreadable fields are replaced, and a mark among the properties names them. Such a message
-    goes to the dead-letter topic.
+    Unreadable fields are replaced, and a mark among the properties names them, or says that the
+    message is encrypted. Such a message goes to the dead-letter topic.
     """
     # A try block costs nothing without an exception. This runs for every message.
     try:
@@ -190,6 +190,9 @@ def parked_message(message: Any, ledger: int, entry: int, batch: int) -> ParkedM
         properties = message.properties()
     except UnicodeDecodeError:
         key, ordering_key, properties = readable_fields(message)
+    # The client gives a whole batch as one message without an index if it cannot decrypt it.
+    if batch < 0 and message.encryption_context() is not None:
+        properties = {**properties, UNREADABLE: "it is encrypted, and cannot be moved on"}
     value = message.data()
     return ParkedMessage(
         ledger,

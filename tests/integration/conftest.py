@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +76,21 @@ def invoke(connection: Connection) -> Callable[..., Result]:
         return result
 
     return run
+
+
+@pytest.fixture
+def key_reader(tmp_path: Path) -> pulsar.CryptoKeyReader:
+    """A new pair of keys, for producers and consumers that encrypt."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    private, public = str(tmp_path / "private.pem"), str(tmp_path / "public.pem")
+    for words in (
+        ["genrsa", "-out", private, "2048"],
+        ["rsa", "-in", private, "-pubout", "-out", public],
+    ):
+        subprocess.run([openssl, *words], check=True, capture_output=True)
+    return pulsar.CryptoKeyReader(public, private)
 
 
 # -- Spark

@@ -160,6 +160,10 @@ class FakeMessage:
     order: str = "order"
     event_ms: int = 12
     key: str = "key"
+    encryption: object = None
+
+    def encryption_context(self) -> object:
+        return self.encryption
 
     def topic_name(self) -> str:
         return self.topic

@@ -242,6 +242,19 @@ def test_an_answer_wakes_the_one_who_asked() -> None:
     assert len(partition.readers) == 1
 
 
+def test_nothing_follows_an_encrypted_batch_that_the_client_compares_with_its_end() -> None:
+    partition = Partition([(7, 0, 0)])
+    partition.messages[0].encryption = object()
+    reader = partition.reader()
+    assert reader.receive(0) is not None
+    partition.readers[0].queue.append(partition.messages[0])  # the client says that more follows
+    assert not reader.has_message_available()
+    assert not reader.has_message_available()
+    assert len(partition.readers) == 2
+    partition.append(1, misses=False, mib=0)
+    assert reader.has_message_available()
+
+
 def test_readers_do_not_share_a_name() -> None:
     client = Partition([(10, 0, 0)])
     for _ in range(2):

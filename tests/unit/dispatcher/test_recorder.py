@@ -172,6 +172,19 @@ def test_a_field_that_is_not_utf_8_makes_a_dead_letter(warm: bool) -> None:
     assert RAW_KEY in as_plain(found)[10]
 
 
+@pytest.mark.parametrize("warm", [False, True])
+def test_an_encrypted_message_makes_a_dead_letter(warm: bool) -> None:
+    records = recorder()
+    if warm:
+        target_of(records, core(PARKED))
+    encrypted = core(PARKED)
+    encrypted.encryption = object()
+    found = records.packed(encrypted, 7, 1, -1)
+    assert found is not None
+    assert as_plain(found)[3] == ""
+    assert "it is encrypted" in as_plain(found)[10][env.REASON]
+
+
 # -- the fast way, which checks each kind of message once
 
 

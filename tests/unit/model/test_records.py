@@ -40,6 +40,7 @@ from delaylevel.model.message import (
 )
 from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt
 from delaylevel.model.position import EARLIEST, Position
+from support.fakes import FakeMessage, FakeMessageId
 from support.seeds import examples
 
 quick = examples(40)
@@ -132,6 +133,15 @@ def test_unreadable_properties_are_kept_as_the_client_prints_them() -> None:
     assert message.properties.keys() == {UNREADABLE, RAW_PROPERTIES}
     assert b64decode(message.properties[RAW_PROPERTIES]) == b"{'a':'" + BAD + b"', 'b':'2'}"
     check_reason(message, "the properties are")
+
+
+def test_an_encrypted_message_is_unreadable_and_keeps_its_fields() -> None:
+    encrypted = FakeMessage(FakeMessageId(Position(7, 8)), b"\xff", OURS, encryption=object())
+    message = parked_message(encrypted, 7, 8, -1)
+    assert message.properties.items() > OURS.items()
+    assert message.value == b"\xff"
+    with pytest.raises(EnvelopeError, match="it is encrypted"):
+        Envelope.read(message.properties)
 
 
 def test_every_unreadable_field_is_in_the_reason() -> None:

@@ -6,15 +6,12 @@ import asyncio
 import contextlib
 import os
 import random
-import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pulsar
@@ -370,19 +367,13 @@ def test_listeners_go_on_when_the_broker_is_back_and_handle_nothing_again(
 
 
 def test_what_cannot_be_copied_comes_again_or_is_a_dead_letter(
-    world: RealWorld, runner: AppRunner, ordered: Callable[..., None], tmp_path: Path
+    world: RealWorld,
+    runner: AppRunner,
+    ordered: Callable[..., None],
+    key_reader: pulsar.CryptoKeyReader,
 ) -> None:
     """An encrypted message is never stored in clear text."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed")
-    private, public = str(tmp_path / "private.pem"), str(tmp_path / "public.pem")
-    for words in (
-        ["genrsa", "-out", private, "2048"],
-        ["rsa", "-in", private, "-pubout", "-out", public],
-    ):
-        subprocess.run([openssl, *words], check=True, capture_output=True)
-    keys = {"crypto_key_reader": pulsar.CryptoKeyReader(public, private)}
+    keys = {"crypto_key_reader": key_reader}
     seen: list[tuple[bytes, int]] = []
 
     def handle(message: ReceivedMessage) -> None:

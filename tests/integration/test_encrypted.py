@@ -1,0 +1,65 @@
+"""Test of encrypted messages in our topics, where no producer of ours puts them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.model.level_topic import Role
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from support.run import create
+from support.world import RealWorld
+
+pytestmark = pytest.mark.broker
+
+HOUR = timedelta(hours=1)
+HOURS = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=4 * HOUR))
+REASON = "it is encrypted, and cannot be moved on"
+
+
+def test_what_is_encrypted_becomes_a_dead_letter_with_its_properties(
+    world: RealWorld,
+    key_reader: pulsar.CryptoKeyReader,
+    parked: Callable[..., dict[str, str]],
+    clock: Any,
+) -> None:
+    description = create(world, HOURS, window_partitions=1)
+    properties = parked(clock.now_ms() + 1, mine="1")
+
+    def send(topic: str) -> None:
+        # The batch is the last entry, behind which the client finds more for ever.
+        for options in (
+            {"batching_enabled": False},
+            {"batching_enabled": True, "batching_max_publish_delay_ms": 10_000},
+        ):
+            producer = world.plain_client.create_producer(
+                topic, encryption_key="key", crypto_key_reader=key_reader, **options
+            )
+            for _ in range(2):
+                producer.send_async(b"secret", None, properties=properties)
+            producer.flush()
+            producer.close()
+
+    def letters() -> Counter[bool]:
+        """Count dead letters: True for those that have their properties, which no batch has."""
+        found = world.stored(description.dead_letter_topic.full)
+        assert {letter.properties["delaylevel.reason"] for letter in found} <= {REASON}
+        assert not any(b"secret" in (letter.value or b"secret") for letter in found)
+        return Counter(properties.items() <= letter.properties.items() for letter in found)
+
+    send(description.name.partition(1).full)
+    send(description.held_topic.partition(0).full)
+    clock.advance(5 * 3_600_000)
+    mover = world.mover(description, clock)
+    assert mover.run_once().dead == {REASON: 6}
+    world.drained(description)
+    assert letters() == {True: 4, False: 2}
+    send(description.window_topic.partition(0).full)
+    world.serving(description)
+    world.eventually(lambda: letters() == {True: 6, False: 3}, "those of the dispatcher")
+    world.drained(description, Role.WINDOW)
