@@ -248,8 +248,7 @@ class Fetcher:
 
     def _convert(self, batch: FetchedBatch, taken: list[Any]) -> None:
         """Add messages to a batch, up to one that is undecided; keep the others."""
-        taken = self._in_order(taken)
-        ledgers, entries, indices = positions_of(taken)
+        taken, (ledgers, entries, indices) = self._in_order(taken)
         last = taken[-1].message_id() if taken else None
         if taken and max(indices) > LAST_INDEX:
             # They would have the positions of the messages of the next entry. They are stored
@@ -286,19 +285,21 @@ class Fetcher:
         batch.records += records
         batch.cancellations += self._record.cancellations - cancellations
 
-    def _in_order(self, taken: list[Any]) -> list[Any]:
-        """Return messages without repetitions; raise BrokerError if their order is wrong."""
+    def _in_order(self, taken: list[Any]) -> tuple[list[Any], tuple[list[int], ...]]:
+        """Return messages once, with their positions; raise BrokerError if their order is wrong."""
         # What is read counts as complete up to the last position. If its connection breaks while
         # the client passes a message on, it may receive this message again.
-        positions = [self._behind, *zip(*positions_of(taken), strict=True)]
+        found = positions_of(taken)
+        positions = [self._behind, *zip(*found, strict=True)]
         if all(map(lt, positions, positions[1:])):
-            return taken
+            return taken, found
         steps = zip(taken, positions, positions[1:], strict=False)
         once = [message for message, before, at in steps if at != before]
-        kept = [self._behind, *zip(*positions_of(once), strict=True)]
+        found = positions_of(once)
+        kept = [self._behind, *zip(*found, strict=True)]
         if not all(map(lt, kept, kept[1:])):
             raise BrokerError(f"{self.topic}: messages came in a wrong order; they are read again")
-        return once
+        return once, found
 
     def _report_entry_end(self) -> None:
         """Report that an entry is completely read, so that it can be acknowledged as a whole."""

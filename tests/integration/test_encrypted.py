@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,10 +11,11 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.model.level_topic import Role
+from delaylevel.model.level_topic import LevelTopicDescription, Mover, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from functions.consumer_loop import ConsumerLoop, FunctionSettings
 from support.run import create
-from support.world import RealWorld
+from support.world import RealWorld, quiet_client
 
 pytestmark = pytest.mark.broker
 
@@ -27,8 +29,11 @@ def test_what_is_encrypted_becomes_a_dead_letter_with_its_properties(
     key_reader: pulsar.CryptoKeyReader,
     parked: Callable[..., dict[str, str]],
     clock: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("functions.consumer_loop._RETRY_S", 0.1)  # it ends with its client
     description = create(world, HOURS, window_partitions=1)
+    other = world.level_topic(HOURS, topic=world.topic("other"), mover=Mover.FUNCTION)
     properties = parked(clock.now_ms() + 1, mine="1")
 
     def send(topic: str) -> None:
@@ -45,9 +50,9 @@ def test_what_is_encrypted_becomes_a_dead_letter_with_its_properties(
             producer.flush()
             producer.close()
 
-    def letters() -> Counter[bool]:
+    def letters(of: LevelTopicDescription) -> Counter[bool]:
         """Count dead letters: True for those that have their properties, which no batch has."""
-        found = world.stored(description.dead_letter_topic.full)
+        found = world.stored(of.dead_letter_topic.full)
         assert {letter.properties["delaylevel.reason"] for letter in found} <= {REASON}
         assert not any(b"secret" in (letter.value or b"secret") for letter in found)
         return Counter(properties.items() <= letter.properties.items() for letter in found)
@@ -58,8 +63,19 @@ def test_what_is_encrypted_becomes_a_dead_letter_with_its_properties(
     mover = world.mover(description, clock)
     assert mover.run_once().dead == {REASON: 6}
     world.drained(description)
-    assert letters() == {True: 4, False: 2}
+    assert letters(description) == {True: 4, False: 2}
     send(description.window_topic.partition(0).full)
     world.serving(description)
-    world.eventually(lambda: letters() == {True: 6, False: 3}, "those of the dispatcher")
+    every = {True: 6, False: 3}
+    world.eventually(lambda: letters(description) == every, "those of the dispatcher")
     world.drained(description, Role.WINDOW)
+
+    send(other.name.partition(1).full)
+    client = quiet_client(world.connection)
+    settings = FunctionSettings(other.topic, world.connection.admin_url)
+    loop = ConsumerLoop(client, world.admin, settings, "loop", lambda *_: None, None, ())
+    with contextlib.closing(client):
+        loop.start()
+        world.eventually(lambda: letters(other) == {True: 2, False: 1}, "those of the Function")
+        world.drained(other)
+    loop.join()
