@@ -135,6 +135,8 @@ class Torture:
                 continue
             self._end(current)
             self._pause(self._chosen.uniform(0.0, 2.0))
+        if current:
+            self._end(current)
 
     def _inject(self, current: list[Current]) -> None:
         """Inject a fault at random, and add it to those that are there.
