@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import WORK_LOCK
-from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
+from delaylevel.dispatcher.journal.records import ENTRY_MASK, unpack
 from delaylevel.dispatcher.record import DueBatch, attributes
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.errors import InvalidInputError
@@ -58,7 +58,6 @@ _FIRST_MS, _LAST_MS = 1, 1 << 53
 _RANGE = ("topic", "attribute", "from", "to", "min", "max")
 #: The values of a row: the position is that in the window partition.
 COLUMNS = ("due_ms", "partition", "ledger", "entry", "batch", "attribute")
-_MASK = (1 << ENTRY_BITS) - 1
 _BATCH_MASK, _BATCH_BITS = 1023, 10
 
 
@@ -364,7 +363,7 @@ def _rows_json(rows: pa.Table) -> bytes:
     def text(values: Any) -> Any:
         return pc.cast(values, pa.string())
 
-    entry = pc.bit_wise_and(rows["entry_id"], _MASK)
+    entry = pc.bit_wise_and(rows["entry_id"], ENTRY_MASK)
     lines = pc.binary_join_element_wise(
         text(rows["due_ms"]),
         text(rows["partition"]),

@@ -173,6 +173,13 @@ def change(
     Each setting has a property of its own, and only those that differ are written. So clients that
     change different settings at the same time, or expand the level topic, lose nothing; of two that
     change the same one, the later one counts.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        changed: function that returns the description with other settings.
+
+    Returns:
+        The description as it is stored now.
     """
     before = describe(admin, topic, search=True)
     written = changed(before).settings_since(before)

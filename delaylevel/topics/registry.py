@@ -292,8 +292,8 @@ def _existing(
             f"create one with `delaylevel levels create {shell(name)} --level-topic …`"
         )
     if members.metadata_of(admin, level_name) is not None:
-        unfinished_text = _UNFINISHED.format(shell(level_topic))
-        raise LevelTopicError(f"level topic {level_topic}: {unfinished_text}")
+        problem = _UNFINISHED.format(shell(level_topic))
+        raise LevelTopicError(f"level topic {level_topic}: {problem}")
     raise LevelTopicError(
         f"{name} has no level topic ({level_topic} does not exist): create one "
         f"with `delaylevel levels create {shell(name)}`"

@@ -30,7 +30,7 @@ ENTRY_BITS = 32
 LEDGER_LIMIT, ENTRY_LIMIT = 1 << 31, 1 << 22
 #: The highest batch index that has a packed position.
 LAST_INDEX = (1 << 10) - 1
-_ENTRY_MASK = (1 << ENTRY_BITS) - 1
+ENTRY_MASK = (1 << ENTRY_BITS) - 1
 
 
 def packed_values(value: Any) -> bytes:
@@ -106,7 +106,7 @@ def pack(ledger: int | Int64s, entry_id: int | Int64s) -> int | Int64s:
         InvalidInputError: a position does not fit; two messages would have the same integer.
     """
     ledgers, entries = np.asarray(ledger, dtype=np.int64), np.asarray(entry_id, dtype=np.int64)
-    bad = (ledgers < 0) | (ledgers >= LEDGER_LIMIT) | (entries < 0) | (entries > _ENTRY_MASK)
+    bad = (ledgers < 0) | (ledgers >= LEDGER_LIMIT) | (entries < 0) | (entries > ENTRY_MASK)
     if bad.any():
         index = int(np.argmax(bad))
         one, other = int(ledgers.flat[index]), int(entries.flat[index])
@@ -126,12 +126,12 @@ def pack_message(position: Position) -> int:
 
 def unpack(positions: Int64s) -> tuple[Int64s, Int64s]:
     """Return the ledger IDs and the entry IDs of packed positions, shape (n,) each."""
-    return positions >> ENTRY_BITS, positions & _ENTRY_MASK
+    return positions >> ENTRY_BITS, positions & ENTRY_MASK
 
 
 def entry_of(position: int) -> Position:
     """Return the entry that holds a packed position."""
-    return Position(position >> ENTRY_BITS, (position & _ENTRY_MASK) >> 10)
+    return Position(position >> ENTRY_BITS, (position & ENTRY_MASK) >> 10)
 
 
 class Released(NamedTuple):
@@ -312,7 +312,7 @@ def decode(data: bytes) -> Record:
     if version != _FORMAT:
         raise DelayLevelError(
             f"a journal record has format {version}, this is {_FORMAT}: "
-            "run a dispatcher that is as new as the one that wrote it"
+            "run a dispatcher of the version that wrote it"
         )
     body = data[_FRAME.size :]
     if kind not in _KINDS or checksum != _checksum(kind, body):
