@@ -107,8 +107,7 @@ VERSION_TESTS = tests/contract/test_flows.py tests/unit/cluster/test_client_part
 	tests/integration/test_dispatcher.py::test_every_field_of_a_message_arrives \
 	tests/integration/consumer/night/test_listeners.py::test_partitions_and_their_retries \
 	tests/integration/functions/test_function_moves.py::test_every_message_arrives_as_it_was_sent \
-	tests/integration/test_spark_tracker.py \
-	tests/integration/test_spark_levels.py::test_once_leaves_messages_that_are_not_ready
+	tests/integration/test_spark.py
 
 versions: $(STAMP) ## Try another version: PULSAR=3.3.6, or WITH="pyspark==4.2.0" VENV=build/other PYTHON=python3.12
 	$(if $(WITH),$(BIN)/python -m pip install --quiet $(WITH))

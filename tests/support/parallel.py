@@ -17,7 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 GROUPS = {
     # A Spark job uses all processors: two at a time would delay each other. Spark fails if one of
     # its Python processes takes more than ten seconds to start.
-    "spark": ("integration/test_spark_",),
+    "spark": ("integration/test_spark",),
     # These share a broker with a functions worker.
     "functions": ("integration/functions/",),
 }
