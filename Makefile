@@ -103,9 +103,9 @@ bench: fetch ## Install the peers of the benchmarks, and run these
 # Spark job, and tests that failed on one of the versions before.
 VERSION_TESTS = tests/contract/test_flows.py tests/unit/cluster/test_client_parts.py tests/unit/topics/test_scan.py \
 	tests/unit/spark_sync/test_job.py tests/unit/model/test_times.py \
-	tests/integration/test_cancel_producer.py tests/integration/test_plain_producer.py \
+	tests/integration/test_producer.py \
 	tests/integration/test_dispatcher.py::test_every_field_of_a_message_arrives \
-	tests/integration/consumer/night/test_listeners.py::test_partitions_and_their_retries \
+	tests/integration/night/test_listeners.py::test_partitions_and_their_retries \
 	tests/integration/functions/test_function_moves.py::test_every_message_arrives_as_it_was_sent \
 	tests/integration/test_spark.py
 

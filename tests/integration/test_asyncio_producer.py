@@ -17,11 +17,9 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.consumer import Listeners, ReceivedMessage
 from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.outcome import OutcomeStatus
-from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from support.world import QUIET, RealWorld
+from support.world import HOURS, QUIET, RealWorld
 
-HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
 LONG = timedelta(hours=1.5)
 
 

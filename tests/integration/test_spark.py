@@ -23,11 +23,10 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync import DelayLevelDataSource, connection_options, pending
 from delaylevel.spark_sync.arrow_rows import SCHEMA
-from support.world import Arrival, RealWorld
+from support.world import HOURS, Arrival, RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
-HOURS = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=4)))
 BRIEF = Levels(
     PartitionStrategy(
         partition_by=timedelta(milliseconds=200), maximum_delay=timedelta(milliseconds=800)

@@ -6,7 +6,6 @@ import contextlib
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any
 
 import pulsar
@@ -16,21 +15,14 @@ from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import DeadLetter, dead_letters
 from support.run import Owners
-from support.world import RealWorld
+from support.world import HOURS, RealWorld
 
-LEVELS = Levels(
-    [PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))]
-)
 HOLD_PAUSE_MS = 1_000
 # A target that shares its connection with a slow one is late by half a minute.
 ON_TIME_MS = 5_000
-# The largest message of the client, its metadata included.
-MAX_MESSAGE_BYTES = 5 << 20
-
 
 ALO, EO = Delivery.AT_LEAST_ONCE, Delivery.EFFECTIVELY_ONCE
 # Runs a test with each delivery guarantee.
@@ -89,7 +81,7 @@ class DispatchWorld:
         self.targets = tuple(world.topic(target) for target in targets)
         values = {"window_partitions": 1, "hold_pause_ms": HOLD_PAUSE_MS, **values}
         self.description: LevelTopicDescription = world.level_topic(
-            LEVELS, targets, final_window=FinalWindow.TRACKER, **values
+            HOURS, targets, final_window=FinalWindow.TRACKER, **values
         )
         for target in self.targets:
             self.keep(target)
@@ -291,22 +283,12 @@ class Pair(DispatchWorld):
         self.settle(120)
         found = self.stored(self.bad)
         assert set(found) == set(names), copies(found)
-        assert self.delivery is ALO or found == once(names), copies(found)
+        assert self.delivery is ALO or found == Counter(names), copies(found)
         assert not self.dead()
-
-
-def at_most(seconds: float, world: RealWorld, condition: Any) -> None:
-    """Give a fault time to show: wait for a condition that need not come."""
-    with contextlib.suppress(AssertionError):
-        world.eventually(condition, "a fault", seconds)
 
 
 def ids(prefix: str, count: int) -> list[str]:
     return [f"{prefix}-{number}" for number in range(count)]
-
-
-def once(names: list[str]) -> Counter[str]:
-    return Counter(names)
 
 
 def at(due_ms: int, names: list[str], step_ms: float = 0) -> dict[str, int]:

@@ -32,12 +32,13 @@ from delaylevel.model.clock import Clock, SystemClock, duration_ms
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import EARLIEST
-from delaylevel.model.strategy import Levels
+from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing import MemoryPulsar
 from support.background import Moving, Serving
 
+HOURS = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=4)))
 # Discards the client's log, because tests that break something cause expected errors.
 QUIET: Any = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
 

@@ -1,21 +1,25 @@
-"""The life cycle of the embedded broker, with real processes."""
+"""The life cycle of the embedded broker, with real processes, and with that of a test session."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
-from delaylevel.testing.embedded import start_or_skip
+from delaylevel.testing import EmbeddedPulsar
+from delaylevel.testing.embedded import small_broker, start_or_skip
+from support.python import python
 from support.world import eventually, quiet_client
 
 # A test starts up to three brokers, each of which may take 300 s where processors are busy.
@@ -23,24 +27,12 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
 TOPIC = "persistent://public/default/kept"
 SUBSCRIPTION = "reader"
-CONF: dict[str, str | int | float | bool] = {
-    "brokerDeduplicationEnabled": False,
-    "journalSyncData": False,
-    "delayedDeliveryTickTimeMillis": 250,
-    "subscriptionExpirationTimeMinutes": 7,
-}
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A broker that the tests of this module may stop and kill; each test leaves it running."""
-    broker = EmbeddedBroker(
-        "own",
-        directory=tmp_path_factory.mktemp("own"),
-        conf=CONF,
-        heap_mb=256,
-        follow_parent=True,
-    )
+    broker = small_broker(tmp_path_factory.mktemp("own"))
     try:
         yield start_or_skip(broker)
     finally:
@@ -111,7 +103,7 @@ def test_two_starts_at_once_make_one_broker(own: EmbeddedBroker) -> None:
 
     def start(_: int) -> BrokerStatus | AlreadyRunningError:
         try:
-            return EmbeddedBroker("own", directory=own.directory).start()
+            return EmbeddedBroker("test", directory=own.directory).start()
         except AlreadyRunningError as error:
             return error
 
@@ -146,3 +138,34 @@ def test_the_broker_ends_when_its_parent_dies(tmp_path: Path) -> None:
         parent.kill()
         parent.communicate()
         broker.stop()
+
+
+def test_the_namespace_is_deleted_with_its_topics(embedded_pulsar: EmbeddedPulsar) -> None:
+    connection = embedded_pulsar.connection
+    with EmbeddedPulsar(connection) as other:
+        assert other.namespace != embedded_pulsar.namespace
+        other.client().create_producer(other.topic("orders")).send(b"x")
+        names = other.admin.list_namespaces("public")
+        assert {other.namespace, embedded_pulsar.namespace} <= set(names)
+    assert other.namespace not in embedded_pulsar.admin.list_namespaces("public")
+
+
+def test_the_broker_ends_with_the_session(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        textwrap.dedent("""
+        from pathlib import Path
+
+        def test_two_tests_share_a_broker(embedded_pulsar, embedded_broker):
+            Path("url").write_text(embedded_pulsar.connection.admin_url)
+            assert embedded_pulsar.connection.admin_url == embedded_broker.connection.admin_url
+
+        def test_but_have_their_own_namespaces(embedded_pulsar):
+            assert Path("url").read_text() == embedded_pulsar.connection.admin_url
+            assert embedded_pulsar.admin.list_topics(embedded_pulsar.namespace) == []
+        """)
+    )
+    options = ("-p", "delaylevel.testing.plugin", "-p", "no:cacheprovider")
+    done = python("-m", "pytest", *options, f"--basetemp={tmp_path}/base", cwd=tmp_path)
+    assert "2 passed" in done.stdout, done.stdout
+    with pytest.raises(urllib3.exceptions.HTTPError):
+        urllib3.request("GET", (tmp_path / "url").read_text(), retries=False, timeout=5)

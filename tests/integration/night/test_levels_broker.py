@@ -1,15 +1,20 @@
-"""A test of level topics on a broker that deletes and expires as much as it can."""
+"""Tests of level topics where others delete, expire or subscribe to as much as they can."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
+import pulsar
+import pytest
+
+from delaylevel import topics
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics.status import status
-from support.world import RealWorld
+from support.world import HOURS, RealWorld
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5)))
 EVERYTHING_EATS = {
@@ -48,3 +53,30 @@ def test_parked_messages_survive_ttl_and_the_deletion_of_inactive_topics(
         at = status(admin, wanted, 0)
         assert at.problems == ()
         assert at.backlog_entries == 1
+
+
+PATTERN = "by-pattern"
+
+
+@pytest.mark.parametrize("pattern", ["orders.*", ".*-eu", "[^_].*", r"\w+-eu"])
+def test_new_level_topic_is_out_of_reach_of_patterns_for_business_topics(
+    world: RealWorld, pattern: str
+) -> None:
+    orders = world.topic("orders-eu")
+    with world.producer(orders, partition_strategy=HOURS) as producer:
+        producer.send(b"now")
+        producer.send(b"later", deliver_after=timedelta(hours=2))
+        producer.send(b"soon", deliver_after=timedelta(minutes=30))  # into the window topic
+    description = topics.describe(world.admin, orders, search=True)
+    assert description.topic == world.topic("_orders-eu-delay-level")
+    consumer = world.plain_client.subscribe(
+        re.compile(f"persistent://{world.namespace}/{pattern}"),
+        PATTERN,
+        consumer_type=pulsar.ConsumerType.Shared,
+        initial_position=pulsar.InitialPosition.Earliest,
+    )
+    assert world.bodies(consumer, 1) == [b"now"]
+    for member in description.members():
+        for stats in world.admin.partitioned_stats(member.topic).values():
+            assert PATTERN not in stats.subscriptions
+    consumer.close()

@@ -14,14 +14,12 @@ from delaylevel import wrap
 from delaylevel.errors import BrokerError, MessageTooLargeError
 from delaylevel.model.envelope import COMPRESSION, DUE, TARGET, Envelope
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
-from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import hop
 from delaylevel.mover.drain import drain
 from support.fakes import HandClock
-from support.world import RealWorld
+from support.world import HOURS, RealWorld
 
-HOURS = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=3)))
 LONG = timedelta(hours=2)
 MIB = 1024 * 1024
 LARGE = bytes(6 * 1024 * 1024)  # above the broker's limit of 5 MiB

@@ -9,19 +9,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import _pulsar
 from click.testing import Result
 
 from delaylevel.inspection import Inspector
-from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import dead_letters
-from support.world import RealWorld
+from support.world import HOURS, RealWorld
 
 HOUR = 3_600_000
-HOURS = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=4)))
 BAD = b"\xff\xfeA"
 READABLE = [b"first", b"second", b"third", b"last"]
 #: Unreadable messages, and the reasons for which they are dead letters.
