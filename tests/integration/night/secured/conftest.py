@@ -107,6 +107,8 @@ class Secured:
         conf: dict[str, Any] = {
             "defaultRetentionTimeInMinutes": 60,
             "defaultRetentionSizeInMB": -1,
+            # It checks for expired tokens every second instead of every minute.
+            "authenticationRefreshCheckSeconds": 1,
             **tokens,
             "brokerServicePortTls": service_port,
             "webServicePortTls": web_port,

@@ -24,7 +24,6 @@ BROKER = {
     "brokerClientTrustCertsFilePath": "{certificate}",
     "tlsTrustCertsFilePath": "{certificate}",
     "tlsHostnameVerificationEnabled": True,
-    "authenticationRefreshCheckSeconds": 1,
 }
 PATIENCE_S = 120
 

@@ -23,14 +23,8 @@ from delaylevel.model.level_topic import FinalWindow, Role
 from support.leaks import command_lines, contents, tokens_in
 from support.world import eventually
 
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.spark,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
 
-# The broker checks for expired tokens every second instead of every minute.
-BROKER = {"authenticationRefreshCheckSeconds": 1}
 # Spark takes ten seconds to start on an idle machine, and minutes on a busy one.
 PATIENCE_S = 240
 
