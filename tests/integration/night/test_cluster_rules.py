@@ -16,18 +16,16 @@ from delaylevel.dispatcher import DispatchSettings
 from delaylevel.doctor import State, examine
 from delaylevel.errors import UnsafeNamespaceError
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
-from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.run import LocalService
 from delaylevel.testing.embedded import delete_namespace, new_namespace
 from delaylevel.topics import registry
 from support.background import Serving
+from support.run import LEVELS, UNIT
 from support.world import QUIET, RealWorld
 
 pytestmark = pytest.mark.broker
 
-UNIT = timedelta(seconds=1)
-LEVELS = Levels([PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT)])
 BODIES = {b"1", b"2"}
 # Policies of a namespace that policies of our own topics lift.
 LIFTED: dict[str, Any] = {
@@ -44,8 +42,11 @@ class Place:
     """A namespace with a level topic and its rules."""
 
     world: RealWorld
-    connection: Connection
     folder: Path
+
+    @property
+    def quick(self) -> Connection:
+        return self.world.connection.model_copy(update={"operation_timeout_seconds": 2})
 
     def create(self, target: TopicName | None = None, **values: Any) -> LevelTopicDescription:
         target = target or self.world.name("orders")
@@ -81,9 +82,8 @@ class Place:
 
     @contextmanager
     def serving(self, *more: str) -> Iterator[LocalService]:
-        quick = self.connection.model_copy(update={"operation_timeout_seconds": 2})
         service = LocalService(
-            lambda: quick.open_service_client(logger=QUIET),
+            lambda: self.quick.open_service_client(logger=QUIET),
             self.world.admin,
             [self.world.topic("orders-delay-level"), *more],
             DispatchSettings(directory=self.folder / "spill"),
@@ -95,14 +95,22 @@ class Place:
     def failed(self) -> dict[str, str]:
         """Return what each check of ``doctor`` says that fails."""
         topic = self.world.topic("orders-delay-level")
-        quick = self.connection.model_copy(update={"operation_timeout_seconds": 2})
-        found = list(examine(quick, topic))
+        found = examine(self.quick, topic)
         return {item.check: item.says for item in found if item.state is State.FAILED}
 
 
 @pytest.fixture
-def place(world: RealWorld, connection: Connection, tmp_path: Path) -> Place:
-    return Place(world, connection, tmp_path)
+def place(world: RealWorld, tmp_path: Path) -> Place:
+    return Place(world, tmp_path)
+
+
+@pytest.fixture
+def other(connection: Connection, tmp_path: Path) -> Iterator[Place]:
+    """Another namespace."""
+    elsewhere = new_namespace(connection)
+    with ExitStack() as stack:
+        stack.callback(delete_namespace, connection, elsewhere)
+        yield Place(RealWorld(connection, stack, elsewhere), tmp_path / "other")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -132,55 +140,47 @@ def test_a_rule_that_policies_of_our_topics_lift(place: Place, rule: str, when: 
 
 
 def test_a_rule_that_comes_later_stops_only_its_topics_until_it_is_lifted(
-    place: Place, world: RealWorld, connection: Connection, tmp_path: Path
+    place: Place, other: Place
 ) -> None:
-    place.create()
+    for each in (place, other):
+        each.create()
     place.park()
-    elsewhere = new_namespace(connection)
-    with ExitStack() as stack:
-        stack.callback(delete_namespace, connection, elsewhere)
-        other = Place(RealWorld(connection, stack, elsewhere), connection, tmp_path / "other")
-        other.create()
-        place.world.set_policy("encryptionRequired", True)
-        with place.serving(other.world.topic("orders-delay-level")) as service:
-            other.park()
-            other.world.eventually(other.arrived, "the messages of the other namespace")
+    place.world.set_policy("encryptionRequired", True)
+    with place.serving(other.world.topic("orders-delay-level")) as service:
+        other.park()
+        other.world.eventually(other.arrived, "the messages of the other namespace")
 
-            def said() -> str:
-                return " ".join(check.text for check in service.start_checks() if not check.ok)
+        def said() -> str:
+            return " ".join(check.text for check in service.start_checks() if not check.ok)
 
-            world.eventually(lambda: "delaylevel doctor" in said(), "the failure")
-            assert not place.arrived()
-            found = place.failed()
-            assert "encryption required" in found["encryption"]
-            assert "producer" in found["openings"]
-            place.world.set_policy("encryptionRequired", False)
-            world.eventually(place.arrived, "all messages once the rule is lifted", 90)
-            assert place.failed() == {}
+        place.world.eventually(lambda: "delaylevel doctor" in said(), "the failure")
+        assert not place.arrived()
+        found = place.failed()
+        assert "encryption required" in found["encryption"]
+        assert "producer" in found["openings"]
+        place.world.set_policy("encryptionRequired", False)
+        place.world.eventually(place.arrived, "all messages once the rule is lifted", 90)
+        assert place.failed() == {}
 
 
 def test_messages_of_a_target_whose_rules_forbid_them_are_held_until_these_are_lifted(
-    place: Place, connection: Connection, tmp_path: Path
+    place: Place, other: Place
 ) -> None:
-    elsewhere = new_namespace(connection)
-    with ExitStack() as stack:
-        stack.callback(delete_namespace, connection, elsewhere)
-        other = Place(RealWorld(connection, stack, elsewhere), connection, tmp_path / "other")
-        target = other.world.name("orders")
-        description = place.create(target, hold_pause_ms=500)
-        place.park(target=target)
-        other.world.set_policy("encryptionRequired", True)
-        with place.serving():
+    elsewhere, target = other.world.namespace, other.world.name("orders")
+    description = place.create(target, hold_pause_ms=500)
+    place.park(target=target)
+    other.world.set_policy("encryptionRequired", True)
+    with place.serving():
 
-            def held() -> set[str]:
-                found = place.world.stored(description.held_topic.full)
-                return {message.properties["delaylevel.reason"] for message in found}
+        def held() -> set[str]:
+            found = place.world.stored(description.held_topic.full)
+            return {message.properties["delaylevel.reason"] for message in found}
 
-            place.world.eventually(held, "the held messages")
-            assert held() == {f"producers have to encrypt (policy of namespace {elsewhere})"}
-            assert elsewhere in place.failed()["encryption"]
-            other.world.set_policy("encryptionRequired", False)
-            place.world.eventually(other.arrived, "all messages", 90)
+        place.world.eventually(held, "the held messages")
+        assert held() == {f"producers have to encrypt (policy of namespace {elsewhere})"}
+        assert elsewhere in place.failed()["encryption"]
+        other.world.set_policy("encryptionRequired", False)
+        place.world.eventually(other.arrived, "all messages", 90)
 
 
 def test_doctor_changes_nothing_and_takes_no_lock(place: Place) -> None:

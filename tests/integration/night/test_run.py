@@ -1,31 +1,24 @@
-"""Tests of ``delaylevel run`` as a program: stopped, killed, suspended, on standby, from cron."""
+"""Tests of ``delaylevel run`` as a program: killed, suspended, on standby, in several processes."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
 import socket
 import time
+from collections.abc import Callable
 
 import pytest
+from click.testing import Result
 
-from delaylevel.model.level_topic import (
-    FinalWindow,
-    Mover,
-)
-from support.run import (
-    Owners,
-    Start,
-    create,
-    end,
-    found,
-    park,
-    said,
-    started,
-)
+from delaylevel.model.level_topic import FinalWindow, Mover
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from support.run import UNIT, Owners, Start, answer, create, end, found, park, said, started
 from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
-
 
 TAKEOVER_S = 10.0
 
@@ -107,3 +100,43 @@ def test_bad_input_is_refused_with_a_remedy(world: RealWorld, cli_process: Start
         for process, (_, code, texts) in zip(started, cases, strict=True):
             assert end(process) == code, said(process)
             assert [text for text in ("Traceback", *texts) if text in said(process)] == texts
+
+
+def test_further_processes_share_the_window_and_end_with_it(
+    world: RealWorld, cli_process: Start, invoke: Callable[..., Result]
+) -> None:
+    longer = Levels([PartitionStrategy(partition_by=60 * UNIT, maximum_delay=480 * UNIT)])
+    description = create(world, longer)
+    (orders,) = description.targets
+    process = cli_process("run", orders, "--processes", "2", "--metrics-port", "0")
+    world.eventually(lambda: answer(process, "readyz")[0] == 200, "readiness")
+    owners = Owners(world, description)
+    assert owners.mover() == process.pid
+    assert len(owners.window()) == 2
+    (further,) = owners.window() - {process.pid}
+    with world.producer(orders) as producer:
+        for number in range(40):
+            delay = 40 * UNIT + number * UNIT / 10
+            producer.send(b"later", deliver_after=delay, partition_key=str(number))
+
+    def waiting() -> float:
+        pattern = r"^delaylevel_dispatch_window_messages\{.* (\S+)$"
+        return sum(map(float, re.findall(pattern, answer(process, "metrics")[1], re.MULTILINE)))
+
+    world.eventually(lambda: waiting() == 40, "messages in both processes")
+    page = answer(process, "")[1]
+    assert '10 seconds to 1 min</th><td class="number">40</td>' in page
+    found_live = invoke("pending", orders, "-o", "json")
+    assert len(json.loads(found_live.stdout)) == 40, found_live.output
+
+    bodies = park(world, orders, 300, 1_200, 5_000)
+    world.eventually(lambda: len(found(world, orders)) > 50, "some messages")
+    os.kill(further, signal.SIGKILL)
+    world.eventually(lambda: found(world, orders).keys() >= bodies, "all messages")
+    world.eventually(
+        lambda: 0 not in owners.window() and len(owners.window() - {further}) == 2, "another one"
+    )
+    process.terminate()
+    assert end(process) == 0, said(process)
+    assert owners.window() == {0}
+    assert "has ended (exit code -9): it is started again" in said(process)

@@ -1,4 +1,4 @@
-"""A test of ``delaylevel mover run`` as a program: killed, started twice, on a cluster, ended."""
+"""Tests of ``delaylevel mover run`` as a program: killed, started twice, on a cluster, stopped."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,18 +20,20 @@ import psutil
 import pytest
 
 from delaylevel.cluster.locks import describe_owner
+from delaylevel.cluster.rest.admin import Admin
+from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from support.run import found
+from delaylevel.model.topic_name import TopicName
+from support.run import LEVELS, found
 from support.world import RealWorld
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(1200)]
 
 # Spark takes ten seconds to start on an idle machine, and minutes on a busy one.
 PATIENCE_S = 240
 
-
-pytestmark = [pytest.mark.spark, pytest.mark.broker]
-
-LEVELS = Levels(
+TWO_LEVELS = Levels(
     [
         PartitionStrategy(partition_by=timedelta(seconds=2), maximum_delay=timedelta(seconds=20)),
         PartitionStrategy(
@@ -76,7 +79,6 @@ def kill(tree: list[psutil.Process]) -> None:
             each.kill()
 
 
-@pytest.mark.timeout(1200)
 def test_killed_then_started_twice_then_losing_executors_then_ended(
     world: RealWorld,
     environment: dict[str, str],
@@ -87,7 +89,7 @@ def test_killed_then_started_twice_then_losing_executors_then_ended(
 
     The executors run in another Python, which Spark finds by its name.
     """
-    description = world.level_topic(LEVELS)
+    description = world.level_topic(TWO_LEVELS)
     (orders,) = description.targets
     world.plain_client.subscribe(orders, "kept").close()  # the broker deletes it otherwise
     source = source_partitions(description)[0]
@@ -162,3 +164,92 @@ def test_killed_then_started_twice_then_losing_executors_then_ended(
         ids[message.value].add(identity)
     assert {len(each) for each in ids.values()} == {1}
     assert world.stored(description.dead_letter_topic.full) == []
+
+
+# A trigger takes this many of twice as many messages.
+BATCH = 60_000
+TOTAL = 2 * BATCH
+
+
+def _running(checkpoint: Path) -> int | None:
+    """Return the batch that has begun but not ended, if it has rows."""
+    begun = {int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*")}
+    ended = {int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")}
+    # Batch 0 only warms up Spark.
+    open_batches = {number for number in begun - ended if number > 0}
+    return max(open_batches, default=None)
+
+
+def test_a_stop_finishes_the_running_batch(
+    world: RealWorld,
+    parked: Callable[..., dict[str, str]],
+    cli_process: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    description = world.level_topic(LEVELS)
+    target = description.targets[0]
+    world.plain_client.subscribe(target, "kept").close()  # the broker deletes it otherwise
+    (source,) = (
+        item for item in source_partitions(description) if item.topic.endswith("level-partition-0")
+    )
+    producer = world.plain_client.create_producer(
+        source.topic, batching_enabled=True, batching_max_messages=1000, block_if_queue_full=True
+    )
+    due_ms = int(time.time() * 1000)
+    for number in range(TOTAL):
+        properties = parked(due_ms, number=str(number))
+        producer.send_async(b"x" * 100, None, properties=properties)
+    producer.flush()
+    producer.close()
+
+    checkpoint = tmp_path / "a checkpoint, with blanks"
+
+    def start(*more: str) -> Any:
+        words = ("-v", "mover", "run", description.topic, "--checkpoint", f"file:{checkpoint}")
+        options = ("--trigger", "250ms", "--option", f"maxOffsetsPerTrigger={BATCH}")
+        return cli_process(*words, *options, *more)
+
+    def delivered() -> list[str]:
+        return [message.properties["number"] for message in world.stored(target)]
+
+    # Two signals: the job ends at once. Messages that the batch has already sent come again.
+    job = start()
+    batch = world.eventually(lambda: _running(checkpoint), "a batch with rows", PATIENCE_S)
+    job.send_signal(signal.SIGTERM)
+    job.send_signal(signal.SIGINT)
+    assert job.wait(PATIENCE_S) == 1, job.log.read_text()
+    assert "the next run repeats it" in job.log.read_text()
+    assert not (checkpoint / "commits" / str(batch)).exists()
+    assert _acknowledged(world.admin, source) == 0
+    before = delivered()
+    end = world.admin.last_message_id(TopicName.parse(target))
+
+    # One signal: the batch is finished first, and no other begins.
+    job = start()
+    world.eventually(
+        lambda: world.admin.last_message_id(TopicName.parse(target)) != end,
+        "the batch's first messages",
+        PATIENCE_S,
+    )
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(PATIENCE_S) == 0, job.log.read_text()
+    assert (checkpoint / "commits" / str(batch)).exists()
+    assert not (checkpoint / "offsets" / str(batch + 1)).exists()
+    moved = len(delivered()) - len(before)
+    assert BATCH - 1000 < moved < BATCH + 1000
+    # The batch is acknowledged on the broker too, up to the entry in which it may have ended.
+    last = world.stored(source.topic)[moved - 1]
+    assert _acknowledged(world.admin, source) in (last.entry, last.entry + 1)
+
+    # No message of the batch is moved again, and none is left out.
+    job = start("--once")
+    assert job.wait(PATIENCE_S) == 0, job.log.read_text()
+    found = delivered()[len(before) :]
+    assert sorted(found, key=int) == [str(number) for number in range(TOTAL)]
+    assert f"{TOTAL - moved:,} messages moved." in job.log.read_text()
+
+
+def _acknowledged(admin: Admin, source: Any) -> int:
+    """Return the number of acknowledged entries of a partition."""
+    position = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
+    return max(0, position.entry)
