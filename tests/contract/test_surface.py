@@ -10,11 +10,12 @@ import pytest
 from pulsar import ConsumerType, InitialPosition
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
-from delaylevel.cluster.port import TopicMetadata
+from delaylevel.cluster.port import TopicMetadata, TopicPolicies
 from delaylevel.cluster.reader import entry_times
 from delaylevel.errors import AdminError, ConflictError, NotFoundError
 from delaylevel.model.message import batch_size
 from delaylevel.model.position import Position
+from delaylevel.model.topic_name import TopicName
 from support.world import World
 
 EARLIEST = InitialPosition.Earliest
@@ -582,7 +583,7 @@ def test_the_admin_finds_positions_by_publish_time(world: World, topic: Topic) -
 
 
 def test_the_admin_creates_once_and_reports_existing_topics(world: World) -> None:
-    name, absent = world.name("t"), world.name("absent")
+    name = world.name("t")
     world.admin.create_partitioned(name, 2, {"a": "1"})
     with pytest.raises(ConflictError):
         world.admin.create_partitioned(name, 3)
@@ -600,17 +601,52 @@ def test_the_admin_creates_once_and_reports_existing_topics(world: World) -> Non
     assert {item.subscriptions["s"].type for item in stats.values()} == {"None"}
     assert world.admin.list_partitioned_topics(world.namespace) == [name]
     for call in (
-        lambda: world.admin.partitioned_metadata(absent),
-        lambda: world.admin.create_subscription(absent, "s"),
-        lambda: world.admin.partition_stats(absent),
         lambda: world.admin.mark_delete_position(name.partition(0), "other"),
         lambda: world.admin.namespace_policies("public/absent"),
         lambda: world.admin.list_partitioned_topics("public/absent"),
     ):
         with pytest.raises(NotFoundError):
             call()
-    assert not world.admin.topic_exists(absent)
-    assert world.admin.schemas(absent) == []
+
+
+def test_no_query_creates_a_topic(world: World, topic: Topic) -> None:
+    admin = world.admin
+    for name in (topic.name, topic.name.partition(0), TopicName.parse("public/none/t")):
+        assert not admin.topic_exists(name)
+    assert admin.schemas(topic.name) == []
+    for call, arguments in {
+        "partitioned_metadata": (),
+        "set_properties": ({"a": "b"},),
+        "create_subscription": ("s",),
+        "subscriptions": (),
+        "partition_stats": (),
+        "partitioned_stats": (),
+        "ledgers": (),
+        "mark_delete_position": ("s",),
+        "acknowledged_ranges": ("s",),
+        "last_message_id": (),
+        "message_id_at": (5,),
+        "expand": (3,),
+        "delete": (),
+    }.items():
+        with pytest.raises(NotFoundError):
+            getattr(admin, call)(topic.name, *arguments)
+        assert not admin.list_topics(world.namespace), call
+    assert admin.list_partitioned_topics(world.namespace) == []
+
+
+def test_policies_are_visible_soon(world: World, topic: Topic) -> None:
+    admin, cluster = world.admin, world.admin.broker_settings().cluster
+    policies = admin.namespace_policies(world.namespace)
+    assert policies.subscription_expiration_min is None
+    assert policies.backlog_quotas == ()
+    assert policies.replication_clusters == {cluster}
+    admin.create_partitioned(topic.name, 1)
+    assert admin.topic_policies(topic.name) == TopicPolicies()
+    own = {"message_ttl_s": 0, "delete_while_inactive": False}
+    wanted = TopicPolicies(**own, replication_clusters=frozenset({cluster}))
+    admin.set_topic_policies(topic.name, wanted)
+    world.eventually(lambda: admin.topic_policies(topic.name) == wanted)
 
 
 def test_a_topic_is_expanded_with_its_subscriptions(world: World) -> None:
@@ -624,9 +660,6 @@ def test_a_topic_is_expanded_with_its_subscriptions(world: World) -> None:
     assert all(set(item.subscriptions) == {"s"} for item in stats.values())
     with pytest.raises(AdminError):
         world.admin.expand(name, 3)
-    with pytest.raises(NotFoundError):
-        world.admin.expand(world.name("absent"), 3)
-    assert not world.admin.topic_exists(world.name("absent"))
 
 
 def test_the_admin_reports_acknowledgements_behind_the_mark_delete_position(
