@@ -13,9 +13,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from support.world import AsyncioWorld, MemoryWorld, RealWorld, World
+from support.world import AsyncioWorld, RealWorld, World
 
-IN_MEMORY = {"memory": MemoryWorld, "asyncio": AsyncioWorld}
+IN_MEMORY = {"memory": World, "asyncio": AsyncioWorld}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -96,7 +96,7 @@ class Arrival:
 
 
 class World:
-    """A Pulsar with its clock.
+    """The in-memory Pulsar with its clock; `RealWorld` is a real one.
 
     Attributes:
         namespace: the test's own namespace.
@@ -108,34 +108,41 @@ class World:
         late_ms: the longest time after its due time at which a message may arrive, in ms.
     """
 
-    early_ms: int
-    late_ms: int
-    namespace: str
+    early_ms = 0
+    late_ms = 500  # tests check every 500 ms
     admin: Any
-    plain_client: Any
     clock: Clock
+    plain_client: Any
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.namespace = "acme/test"
+        self._memory = MemoryPulsar(namespaces=[self.namespace])
+        self.admin, self.clock = self._memory.admin, self._memory.clock
+        self.plain_client = self._memory.client()
 
     def client(self, clock: Clock | None = None) -> DelayLevelClient:
         """Return a new client, closed at the end; on a broker it uses ``clock``."""
-        raise NotImplementedError
+        return self._memory.client()
 
     def advance(self, delta: timedelta) -> None:
         """Let time pass while a mover runs for every level topic."""
-        raise NotImplementedError
+        self._memory.advance(delta)
 
     def receive(self, consumer: Any) -> Any:
         """Return the next message; fail if none arrives."""
-        raise NotImplementedError
+        return _next(consumer, 0)
 
     def drain(self, consumer: Any, expected: int = 0) -> list[Any]:
         """Return the expected number of messages, and any messages that follow them."""
-        raise NotImplementedError
+        return [self.receive(consumer) for _ in range(expected)] + _more(consumer, 0)
 
     def eventually(
         self, condition: Callable[[], Any], what: str = "the broker", seconds: float = 60
     ) -> Any:
         """Wait for an asynchronous effect of the broker; see :func:`eventually`."""
-        raise NotImplementedError
+        found = condition()
+        assert found, what
+        return found
 
     def producer(self, topic: str, clock: Clock | None = None, **options: Any) -> Any:
         """Return a producer of delayed messages, of a client of its own."""
@@ -196,40 +203,7 @@ class World:
         self.eventually(lambda: not self.backlog(description, *roles), what)
 
 
-class MemoryWorld(World):
-    """The in-memory Pulsar."""
-
-    early_ms = 0
-    late_ms = 500  # tests check every 500 ms
-
-    def __init__(self, stack: ExitStack) -> None:
-        self.namespace = "acme/test"
-        self._memory = MemoryPulsar(namespaces=[self.namespace])
-        self.admin = self._memory.admin
-        self.clock = self._memory.clock
-        self.plain_client = self._memory.client()
-
-    def client(self, clock: Clock | None = None) -> DelayLevelClient:
-        return self._memory.client()
-
-    def advance(self, delta: timedelta) -> None:
-        self._memory.advance(delta)
-
-    def receive(self, consumer: Any) -> Any:
-        return _next(consumer, 0)
-
-    def drain(self, consumer: Any, expected: int = 0) -> list[Any]:
-        return _drain(consumer, expected, 0, 0)
-
-    def eventually(
-        self, condition: Callable[[], Any], what: str = "the broker", seconds: float = 60
-    ) -> Any:
-        found = condition()
-        assert found, what
-        return found
-
-
-class AsyncioWorld(MemoryWorld):
+class AsyncioWorld(World):
     """The in-memory Pulsar through its asyncio client, each call of which runs to its end."""
 
     def __init__(self, stack: ExitStack) -> None:
@@ -378,7 +352,7 @@ class RealWorld(World):
 
     def drain(self, consumer: Any, expected: int = 0) -> list[Any]:
         found = [self.receive(consumer) for _ in range(expected)]
-        return found + _drain(consumer, 0, 0, 400)
+        return found + _more(consumer, 400)
 
     def eventually(
         self, condition: Callable[[], Any], what: str = "the broker", seconds: float = 60
@@ -437,10 +411,10 @@ def _next(consumer: Any, timeout_ms: int) -> Any:
     return receive(timeout_ms)
 
 
-def _drain(consumer: Any, expected: int, timeout_ms: int, more_ms: int) -> list[Any]:
-    found = [_next(consumer, timeout_ms) for _ in range(expected)]
-    try:
+def _more(consumer: Any, timeout_ms: int) -> list[Any]:
+    """Return all messages until none comes for a time, in ms."""
+    found = []
+    with contextlib.suppress(pulsar.Timeout):
         while True:
-            found.append(_next(consumer, more_ms))
-    except pulsar.Timeout:
-        return found
+            found.append(_next(consumer, timeout_ms))
+    return found
