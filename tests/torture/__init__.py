@@ -5,16 +5,13 @@ messages, and then breaks it at random. Every process notes in a ledger of its o
 what was confirmed, cancelled and received. Pure functions compare the ledgers in the end.
 
 ====================  ==============================================================
-`ledger`              the files that every process writes
-`story`               all ledgers of a run, and what they leave open
+`ledger`              the files that every process writes, and what they say together
 `invariants`          the rules, as pure functions of a story
-`stage`               names of the level topics and targets, and their processes
+`stage`               names of the level topics, targets and processes, and orders to these
 `scene`               the broker, the topics and the processes of a run
 `process`             the processes, which are started again when they end
-`control`             what the processes are told while they run
 `part`                the program of the processes
-`producing`           the part that sends, with the Python or the Java producer
-`consuming`           the part that receives
+`clients`             the parts that send, with the Python or the Java producer, and receive
 `faults`              the faults, in groups
 `run`                 one run from its beginning to its result
 ====================  ==============================================================

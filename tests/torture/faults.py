@@ -28,6 +28,8 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.lifecycle import expand, pause, resume
 from support.world import quiet_client
 
+from .ledger import Stepped, now_ms
+from .part import DISK_FULL, write_clock
 from .process import Part, Victim
 from .scene import Scene
 from .stage import COARSE_UNIT_S, KEEP, MOST_ADDED, MOST_S, Stage
@@ -71,7 +73,8 @@ _IS: dict[str, Callable[[psutil.Process], bool]] = {
 def _there(kind: str, which: str, scene: Scene) -> list[tuple[Victim, psutil.Process]]:
     """Return the processes of some parts themselves, or those of a kind that they have started."""
     found = []
-    for part in scene.victims(kind):
+    every = sorted([*scene.parts.values(), *scene.functions], key=lambda each: each.name)
+    for part in (each for each in every if each.name.startswith(kind)):
         tree = part.tree()
         for each in tree if which else tree[:1]:
             with contextlib.suppress(psutil.Error):
@@ -81,8 +84,9 @@ def _there(kind: str, which: str, scene: Scene) -> list[tuple[Victim, psutil.Pro
 
 
 def _kill(kind: str, which: str, scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    part, process = chosen.choice(_there(kind, which, scene))
-    part.kill(process)
+    _, process = chosen.choice(_there(kind, which, scene))
+    with contextlib.suppress(psutil.Error):
+        process.kill()
 
 
 def _suspend(kind: str, which: str, scene: Scene, chosen: random.Random, undo: Undo) -> None:
@@ -140,7 +144,12 @@ def _end_broker(by: str, scene: Scene, chosen: random.Random, undo: Undo) -> Non
 
 def _unload(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Let the broker close topics of ours, or targets, and open them again."""
-    found = [name for stage in scene.stages for name in scene.member_partitions(stage)]
+    found = [
+        member.topic.partition(index)
+        for stage in scene.stages
+        for member in scene.description(stage).members()
+        for index in range(member.partitions)
+    ]
     found += [TopicName.parse(target) for target in scene.control.targets]
     for name in chosen.sample(found, chosen.choice((1, 1, 3, len(found)))):
         scene.admin.unload(name)
@@ -261,7 +270,7 @@ def _renew(terminates: bool, scene: Scene, target: str) -> None:
 @contextmanager
 def _paused(scene: Scene, target: str) -> Iterator[None]:
     """Pause a target; the block begins when nothing comes any more."""
-    level_topic = scene.stage_of(target).level_topic
+    level_topic = scene.control.targets[target].level_topic
     with ExitStack() as undo:
         undo.callback(resume, scene.admin, level_topic, target, SystemClock())
         pause(scene.admin, level_topic, target, SystemClock())
@@ -350,7 +359,15 @@ def _with_clock(scene: Scene) -> list[Part]:
 
 def _step(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Set a clock wrong for a while; then correct it."""
-    undo.callback(scene.step_clock(chosen.choice(_with_clock(scene)), chosen.choice(_STEPS_MS)))
+    part, offset_ms = chosen.choice(_with_clock(scene)), chosen.choice(_STEPS_MS)
+    begin_ms = now_ms()
+    write_clock(part.folder, offset_ms)
+
+    def correct() -> None:
+        write_clock(part.folder, 0)
+        scene.ledger.write(Stepped(part.name, offset_ms, begin_ms, now_ms()))
+
+    undo.callback(correct)
 
 
 # -- spill disks without space
@@ -364,7 +381,9 @@ def _dispatchers(scene: Scene) -> list[Part]:
 def _fill(scene: Scene, chosen: random.Random, undo: Undo) -> None:
     """Fill the spill disks of all dispatchers during bursts of large messages."""
     for part in _dispatchers(scene):
-        undo.callback(scene.fill_disk(part))
+        file = part.folder / DISK_FULL
+        file.touch()
+        undo.callback(file.unlink, missing_ok=True)
     # More than the memory of a window partition, due when all of it has been read.
     scene.burst(800, 5_000, target=choose_target(scene, chosen), after_ms=5_000)
 

@@ -37,8 +37,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from .ledger import Cancelled, Received, Sent
-from .story import CANCELLED, TOO_LATE, Story
+from .ledger import CANCELLED, TOO_LATE, Cancelled, Received, Sent, Story
 
 # A message that a dispatcher takes for due is sent within this time, unless it waits for its target
 # (then it is not early any more).
@@ -56,7 +55,6 @@ class Violation(NamedTuple):
 
 
 def lost(story: Story) -> Iterator[Violation]:
-    """Find confirmed messages that a subscription did not get."""
     for name in story.confirmed:
         if missing := story.missing(name):
             sent = story.sent[name]
@@ -65,7 +63,6 @@ def lost(story: Story) -> Iterator[Violation]:
 
 
 def expired(story: Story) -> Iterator[Violation]:
-    """Find messages that were released after they had expired."""
     for sent, received in _arrivals(story):
         if sent.expires_ms and received.published_ms > sent.expires_ms + _ON_ITS_WAY_MS:
             by_ms = received.published_ms - sent.expires_ms
@@ -73,7 +70,6 @@ def expired(story: Story) -> Iterator[Violation]:
 
 
 def early(story: Story) -> Iterator[Violation]:
-    """Find messages that came before they were due."""
     for sent, received in _arrivals(story):
         once = story.stages[received.target].once
         by_ms = sent.due_ms - (received.published_ms if once else received.received_ms)
@@ -97,7 +93,6 @@ def _ahead_ms(story: Story, received: Received) -> int:
 
 
 def changed(story: Story) -> Iterator[Violation]:
-    """Find messages that did not arrive as they were sent."""
     for sent, received in _arrivals(story):
         if received.checksum != sent.checksum:
             yield Violation("changed", sent.name, f"contents differ at {received.subscription}")
@@ -106,7 +101,6 @@ def changed(story: Story) -> Iterator[Violation]:
 
 
 def copied(story: Story) -> Iterator[Violation]:
-    """Find messages with several places, where effectively once is promised."""
     for name, sent in story.sent.items():
         if not story.stages[sent.target].once:
             continue
@@ -118,7 +112,6 @@ def copied(story: Story) -> Iterator[Violation]:
 
 
 def another_id(story: Story) -> Iterator[Violation]:
-    """Find copies with different IDs, and different messages with the same."""
     owners: dict[str, str] = {}
     for name, rows in story.received.items():
         ids = {row.message_id for row in rows}
@@ -131,7 +124,6 @@ def another_id(story: Story) -> Iterator[Violation]:
 
 
 def false_outcome(story: Story) -> Iterator[Violation]:
-    """Find outcomes of cancellations that are not true."""
     for name, rows in story.cancelled.items():
         says, arrived = story.statuses(name), story.received.get(name, [])
         found = {
@@ -170,7 +162,6 @@ def _disorder_ms(story: Story, name: str, row: Cancelled) -> int:
 
 
 def never_sent(story: Story) -> Iterator[Violation]:
-    """Find arrivals of messages that nobody sent."""
     for name in story.received.keys() - story.sent.keys():
         yield Violation("never sent", name, "received, but not sent")
 

@@ -74,9 +74,8 @@ def main(name: str, role: str, *rest: str) -> None:
         sys.argv = ["delaylevel", *rest]
         program()
         return
-    from torture.consuming import Receiver
-    from torture.control import Control
-    from torture.producing import TICK_S, Sender
+    from torture.clients import TICK_S, Receiver, Sender
+    from torture.stage import Control
 
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())

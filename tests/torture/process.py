@@ -40,11 +40,6 @@ class Victim:
         """ID of the process; None if it does not run."""
         return next((each.pid for each in self.tree()), None)
 
-    def kill(self, process: psutil.Process) -> None:
-        """Kill one process of the tree."""
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-
     def end(self) -> None:
         """Kill everything."""
         for each in self.tree():

@@ -19,10 +19,9 @@ from support.world import quiet_client, stored_messages
 
 from .faults import ALL, Fault, Undo
 from .invariants import Violation, violations
-from .ledger import Cancelled, LedgerReader, now_ms
+from .ledger import Cancelled, LedgerReader, Story, now_ms
 from .scene import Scene, StageError
 from .stage import MOST_ADDED, SUBSCRIPTIONS
-from .story import Story
 
 _BEGIN_S = 240.0
 # Longest wait for the flow after a fault, and for everything after the last one.

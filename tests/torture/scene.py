@@ -23,11 +23,20 @@ from delaylevel.testing.embedded import small_broker
 from support.java_client import compile_producer
 from support.proxy import Proxy
 
-from .control import Control, TargetState, open_targets
-from .ledger import Ledger, Stepped, now_ms
-from .part import DISK_FULL, write_clock
-from .process import MovingFunction, Part, Victim
-from .stage import KEEP, LEVELS, LONGEST_S, PRODUCERS, SUBSCRIPTIONS, Stage, save_connection
+from .ledger import Ledger
+from .process import MovingFunction, Part
+from .stage import (
+    KEEP,
+    LEVELS,
+    LONGEST_S,
+    PRODUCERS,
+    SUBSCRIPTIONS,
+    Control,
+    Stage,
+    TargetState,
+    open_targets,
+    save_connection,
+)
 
 _HEAP_MB = 400
 #: Longest time for the start of the broker, in s: other programs may use all processors.
@@ -216,18 +225,6 @@ class Scene:
 
     # -- what faults use
 
-    def victims(self, kind: str) -> list[Victim]:
-        """Return the processes whose names start so, in the order of their names."""
-        found: list[Victim] = [*self.parts.values(), *self.functions]
-        return sorted(
-            (each for each in found if each.name.startswith(kind)), key=lambda each: each.name
-        )
-
-    def stage_of(self, target: str) -> Stage:
-        """Return the stage of a target."""
-        level_topic = self.control.targets[target].level_topic
-        return next(each for each in self.stages if each.level_topic == level_topic)
-
     def description(self, stage: Stage) -> LevelTopicDescription:
         """Return the description of a level topic as it is now."""
         return topics.describe(self.admin, stage.level_topic)
@@ -247,23 +244,6 @@ class Scene:
                 raise StageError(f"waited {seconds:.0f} s for {what}")
             if self.stopping.wait(0.1):
                 raise StageError("the run ends")
-
-    def step_clock(self, part: Part, offset_ms: int) -> Callable[[], None]:
-        """Step the clock of a part; the result corrects it."""
-        begin_ms = now_ms()
-        write_clock(part.folder, offset_ms)
-
-        def correct() -> None:
-            write_clock(part.folder, 0)
-            self.ledger.write(Stepped(part.name, offset_ms, begin_ms, now_ms()))
-
-        return correct
-
-    def fill_disk(self, part: Part) -> Callable[[], None]:
-        """Let the spill disk of a part be full; the result frees it."""
-        file = part.folder / DISK_FULL
-        file.touch()
-        return lambda: file.unlink(missing_ok=True)
 
     def backlog(self, target: str) -> int:
         """Return the number of entries of a partition that an application has to acknowledge."""
@@ -292,11 +272,3 @@ class Scene:
         self.control.burst_size, self.control.burst_bytes = size, body_bytes
         self.control.burst_target, self.control.burst_after_ms = target, after_ms
         self.save_control()
-
-    def member_partitions(self, stage: Stage) -> list[TopicName]:
-        """Return the partitions of all topics of a level topic."""
-        return [
-            member.topic.partition(index)
-            for member in self.description(stage).members()
-            for index in range(member.partitions)
-        ]

@@ -6,9 +6,8 @@ import pytest
 
 from delaylevel.model.delivery import Delivery
 from torture.invariants import violations
-from torture.ledger import Cancelled, Confirmed, Received, Row, Sent, Stepped
+from torture.ledger import Cancelled, Confirmed, Received, Row, Sent, Stepped, Story
 from torture.stage import Stage
-from torture.story import Story
 
 ONCE = Stage("once", {}, ("dispatcher-1",), Delivery.EFFECTIVELY_ONCE)
 LEAST = Stage("least", {}, ("run-1",), Delivery.AT_LEAST_ONCE)
