@@ -29,9 +29,8 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, Role
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.topic_name import TopicName
-from support.dispatch_world import EO, DispatchWorld, at, ids, now_ms
 from support.fakes import SkewedClock
-from support.run import create
+from support.processes import EO, DispatchWorld, at, create, ids, now_ms
 from support.world import HOURS, QUIET, RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]

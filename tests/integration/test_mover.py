@@ -21,7 +21,7 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from functions.consumer_loop import ConsumerLoop, FunctionSettings
-from support.run import create
+from support.processes import create
 from support.world import HOURS, RealWorld, quiet_client
 
 pytestmark = pytest.mark.broker

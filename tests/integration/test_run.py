@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from delaylevel.inspection import Inspector
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from support.run import (
-    UNIT,
-    Owners,
-    Start,
-    address,
-    answer,
-    conditions,
-    create,
-    end,
-    said,
-)
+from support.processes import UNIT, Owners, Start, address, answer, create, end, said
 from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
+
+
+def conditions(process: Any) -> dict[str, str]:
+    """Return the conditions of readiness that are met, with their texts."""
+    checks = json.loads(answer(process, "readyz")[1])["checks"]
+    return {check["name"]: check["text"] for check in checks if check["ok"]}
 
 
 def test_its_http_service_tells_of_mover_and_dispatcher(

@@ -11,7 +11,7 @@ from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.broker.process import free_ports
 from delaylevel.cluster.connection.local_brokers import SavedInstance, save_instance
 from delaylevel.cluster.rest.http import Rest, options_of
-from support.signed_tokens import token_conf
+from support.tokens import token_conf
 
 _HEAP_MB = 1500
 _START_SECONDS = 600

@@ -22,8 +22,14 @@ from delaylevel.errors import PrerequisiteError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
-from support.cluster import SESSION_MS, Cluster
-from support.cluster_load import ONE_LEVEL, WINDOW_ONLY, ClusterLoad, two_level_topics
+from support.cluster import (
+    ONE_LEVEL,
+    SESSION_MS,
+    WINDOW_ONLY,
+    Cluster,
+    ClusterLoad,
+    two_level_topics,
+)
 from support.world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]

@@ -21,7 +21,7 @@ from delaylevel.run import LocalService
 from delaylevel.testing.embedded import delete_namespace, new_namespace
 from delaylevel.topics import registry
 from support.background import Serving
-from support.run import LEVELS, UNIT
+from support.processes import BRIEF, UNIT
 from support.world import QUIET, RealWorld
 
 pytestmark = pytest.mark.broker
@@ -57,7 +57,7 @@ class Place:
             self.world.admin,
             LevelTopicDescription(
                 self.world.topic("orders-delay-level"),
-                LEVELS,
+                BRIEF,
                 (target.full,),
                 final_window=FinalWindow.TRACKER,
                 window_partitions=1,

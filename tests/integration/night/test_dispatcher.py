@@ -25,9 +25,8 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.run import LocalService
 from delaylevel.topics.status import window_stats
 from support.background import Serving
-from support.dispatch_world import ALO, EO, Arrivals, DispatchWorld, at, ids, now_ms
+from support.processes import ALO, EO, UNIT, Arrivals, DispatchWorld, at, create, ids, now_ms
 from support.proxy import Proxy
-from support.run import UNIT, create
 from support.world import QUIET, RealWorld, eventually, quiet_client
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]

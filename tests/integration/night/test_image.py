@@ -13,7 +13,7 @@ import pytest
 from delaylevel.broker.process import free_ports
 from support.dockerfile import instructions
 from support.pages import ROOT
-from support.run import create, found, park
+from support.processes import create, found, park
 from support.world import RealWorld
 
 pytestmark = pytest.mark.broker

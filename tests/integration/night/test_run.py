@@ -15,7 +15,7 @@ from click.testing import Result
 
 from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from support.run import UNIT, Owners, Start, answer, create, end, found, park, said, started
+from support.processes import UNIT, Owners, Start, answer, create, end, found, park, said
 from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
@@ -30,7 +30,8 @@ def test_a_process_on_standby_takes_over(
     description = create(world)
     (orders,) = description.targets
     owners = Owners(world, description)
-    first = started(world, cli_process, description)
+    first = cli_process("run", description.topic)
+    world.eventually(lambda: owners.all_with(first), "all partitions")
     second = cli_process("run", description.topic)
     world.eventually(lambda: owners.window() == {first.pid, second.pid}, "equal shares")
     world.eventually(lambda: "on standby" in said(second), "the standby")

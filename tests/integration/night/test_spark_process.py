@@ -25,7 +25,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from support.run import LEVELS, found
+from support.processes import BRIEF, found
 from support.world import RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(1200)]
@@ -186,7 +186,7 @@ def test_a_stop_finishes_the_running_batch(
     cli_process: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    description = world.level_topic(LEVELS)
+    description = world.level_topic(BRIEF)
     target = description.targets[0]
     world.plain_client.subscribe(target, "kept").close()  # the broker deletes it otherwise
     (source,) = (

@@ -16,7 +16,7 @@ import pytest
 
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
-from support.dispatch_world import BOTH, EO, ON_TIME_MS, Pair, at, copies, ids, now_ms
+from support.processes import BOTH, EO, ON_TIME_MS, Pair, at, copies, ids, now_ms
 from support.world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]

@@ -35,7 +35,7 @@ from delaylevel.testing.embedded import start_or_skip
 from delaylevel.topics.status import LevelTopicStatus, status
 from support.background import Serving
 from support.pages import ROOT
-from support.signed_tokens import RenewedFile, jwt, token_conf
+from support.tokens import RenewedFile, jwt, token_conf
 from support.world import QUIET
 
 UNIT = timedelta(milliseconds=500)

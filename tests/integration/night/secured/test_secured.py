@@ -31,8 +31,8 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.client import DelayLevelClient
 from support.background import Serving, serving_movers
-from support.leaks import command_lines, tokens_in
 from support.pages import ROOT
+from support.tokens import command_lines, tokens_in
 from support.world import QUIET, eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]

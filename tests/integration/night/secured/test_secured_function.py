@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from delaylevel.model.level_topic import SUBSCRIPTION, Mover, Role
-from support.leaks import command_lines, contents, tokens_in
+from support.tokens import command_lines, contents, tokens_in
 from support.world import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]

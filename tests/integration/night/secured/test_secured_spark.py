@@ -20,7 +20,7 @@ import urllib3
 
 from delaylevel.broker.process import free_ports
 from delaylevel.model.level_topic import FinalWindow, Role
-from support.leaks import command_lines, contents, tokens_in
+from support.tokens import command_lines, contents, tokens_in
 from support.world import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]

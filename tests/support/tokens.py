@@ -1,8 +1,9 @@
-"""Signed tokens for brokers of tests, and a file with one that is renewed."""
+"""Signed tokens for brokers of tests, a file with one that is renewed, and where it may be seen."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
 import hmac
@@ -11,9 +12,11 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 
 def jwt(key: bytes, subject: str, expires_s: float | None = None) -> str:
@@ -93,3 +96,33 @@ class RenewedFile:
     def _run(self) -> None:
         while not self._end.wait(1):
             self.write(self._make())
+
+
+Texts = Iterable[tuple[str, bytes]]
+
+
+def command_lines(pid: int) -> dict[str, bytes]:
+    """Return the command lines of a program and of all its descendants."""
+    found = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        top = psutil.Process(pid)
+        for process in (top, *top.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+                line = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+                found[f"command of {process.pid}"] = line
+    return found
+
+
+def contents(*folders: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield every file below some folders, except those that are removed meanwhile."""
+    for parent, _, names in (found for folder in folders for found in os.walk(folder)):
+        for path in (Path(parent, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_file():
+                    yield str(path), path.read_bytes()
+
+
+def tokens_in(tokens: Iterable[str], texts: Texts) -> list[str]:
+    """Return the names of texts that contain the signature of a token."""
+    signatures = [token.rpartition(".")[2].encode() for token in tokens]
+    return [name for name, text in texts if any(part in text for part in signatures)]

@@ -1,24 +1,119 @@
-"""Dispatcher processes on a real broker, and what their targets refuse, delay or store."""
+"""Processes of `run` and of dispatchers on a real broker, and what their targets do to messages."""
 
 from __future__ import annotations
 
 import contextlib
+import random
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
+import urllib3
 
+from delaylevel.cluster.locks import describe_owner
+from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.level_topic import (
+    FinalWindow,
+    LevelTopicDescription,
+    Role,
+)
+from delaylevel.model.position import source_partitions
+from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import DeadLetter, dead_letters
-from support.run import Owners
+from delaylevel.topics.status import window_stats
 from support.world import HOURS, RealWorld
+
+UNIT = timedelta(seconds=1)
+BRIEF = Levels([PartitionStrategy(partition_by=UNIT, maximum_delay=8 * UNIT)])
+
+
+Start = Callable[..., Any]
+
+
+def said(process: Any) -> str:
+    return Path(process.log).read_text()
+
+
+def end(process: Any, seconds: float = 60) -> int:
+    try:
+        return int(process.wait(seconds))
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"it did not end within {seconds} s; its log:\n{said(process)}")
+
+
+def create(world: RealWorld, levels: Levels = BRIEF, **values: Any) -> LevelTopicDescription:
+    return world.level_topic(levels, **{"final_window": FinalWindow.TRACKER, **values})
+
+
+def park(
+    world: RealWorld, target: str, count: int, shortest_ms: int, longest_ms: int
+) -> set[bytes]:
+    choose = random.Random(count)
+    bodies = {b"%s %d" % (target[-6:].encode(), number) for number in range(count)}
+    with world.producer(target) as producer:
+        for body in bodies:
+            delay = timedelta(milliseconds=choose.randint(shortest_ms, longest_ms))
+            producer.send_async(body, None, deliver_after=delay)
+    return bodies
+
+
+def found(world: RealWorld, target: str) -> Counter[bytes]:
+    return Counter(message.value or b"" for message in world.stored(target))
+
+
+class Owners:
+    """The processes that have the lock of the mover and the window partitions."""
+
+    def __init__(self, world: RealWorld, description: LevelTopicDescription) -> None:
+        self._world, self._description = world, description
+        self._sources = source_partitions(description)
+
+    def mover(self) -> int:
+        """Return the process that has all source partitions; 0 for none, or for several."""
+        pids = {_pid(describe_owner(self._world.admin, source)) for source in self._sources}
+        return pids.pop() if len(pids) == 1 else 0
+
+    def window(self) -> set[int]:
+        """Return the processes that own window partitions; 0 for partitions without one."""
+        with contextlib.suppress(BrokerError):
+            owners = window_stats(self._world.admin, self._description)
+            return {_pid(each.owner.name if each.owner else "") for each in owners}
+        return set()
+
+    def all_with(self, process: Any) -> bool:
+        """Return True if one process has everything."""
+        if process.poll() is not None:
+            pytest.fail(said(process))
+        return self.mover() == process.pid and self.window() == {process.pid}
+
+
+def _pid(owner: str) -> int:
+    return int(owner.partition(" ")[0].rpartition(":")[2] or 0)
+
+
+def address(process: Any) -> str:
+    """Return the address of the HTTP service that a process has printed; nothing before it has."""
+    printed = re.search(r"Status page at (http://127\.0\.0\.1:[0-9]+)/", said(process))
+    return printed[1] if printed else ""
+
+
+def answer(process: Any, path: str) -> tuple[int, str]:
+    """Ask the HTTP service of a process."""
+    if not (url := address(process)):
+        return 0, ""
+    found = urllib3.request("GET", f"{url}/{path}", timeout=60, retries=False)
+    return found.status, found.data.decode()
+
 
 HOLD_PAUSE_MS = 1_000
 # A target that shares its connection with a slow one is late by half a minute.
