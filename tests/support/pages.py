@@ -8,9 +8,9 @@ The info string of a fence has options for its block:
 ``with-broker``     Python that needs a broker; the blocks of a page share their names. A block that
                     begins with ``# some/file.py`` is written to that file
 ``background``      Python that needs a broker and runs until Ctrl-C, while later blocks run
-``needs-NAME``      Python that runs where the package NAME is installed (test_examples.py)
+``needs-NAME``      Python that runs where the package NAME is installed (test_pages.py)
 ``walked``          a step of a new user: test_walk.py types it (`walk` has more such options)
-``pytest``          a file of a project, ``# some/file.py``, whose tests test_examples.py runs
+``pytest``          a file of a project, ``# some/file.py``, whose tests test_pages.py runs
 
 ``sh`` blocks are commands. In ``console`` blocks commands begin with ``$``, and the lines below a
 command must be in its output (``...`` for omitted text).
