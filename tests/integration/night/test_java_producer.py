@@ -29,17 +29,11 @@ from delaylevel.model.outcome import OUTCOME, PAYLOAD, Receipt, cancellation
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics.lifecycle import expand
 from support.java_client import JavaSession, b64
+from support.processes import BRIEF
 from support.world import RealWorld
 
 pytestmark = pytest.mark.broker
 
-SECONDS = Levels(
-    PartitionStrategy(
-        partition_by=timedelta(seconds=1),
-        maximum_delay=timedelta(seconds=5),
-        lead=timedelta(milliseconds=250),
-    )
-)
 DAYS = Levels(PartitionStrategy(maximum_delay=timedelta(days=3)))
 
 
@@ -50,33 +44,15 @@ def session(java_classes: Path, connection: Connection) -> Iterator[JavaSession]
         yield made
 
 
-@pytest.fixture
-def level_topic(world: RealWorld) -> Callable[..., LevelTopicDescription]:
-    """``level_topic(levels, "orders", …)``: create a level topic of the default name."""
-
-    def make(levels: Levels, *names: str, **values: Any) -> LevelTopicDescription:
-        targets = tuple(world.topic(name) for name in names)
-        values.setdefault("topic", default_level_topic(targets[0]))
-        values.setdefault("window_partitions", 1)
-        description = LevelTopicDescription(levels=levels, targets=targets, **values)
-        return topics.create(world.admin, description)
-
-    return make
-
-
-Delivering = Callable[[LevelTopicDescription], contextlib.AbstractContextManager[None]]
-
-
-@pytest.fixture
-def delivering(world: RealWorld) -> Delivering:
-    """``with delivering(description):`` run a local mover and a dispatcher."""
-
-    @contextlib.contextmanager
-    def run(description: LevelTopicDescription) -> Iterator[None]:
-        with world.moving(description), world.serving(description):
-            yield
-
-    return run
+def level_topic(
+    world: RealWorld, levels: Levels, *names: str, **values: Any
+) -> LevelTopicDescription:
+    """Create a level topic of the default name, without its targets."""
+    targets = tuple(world.topic(name) for name in names)
+    values = {"topic": default_level_topic(targets[0]), "window_partitions": 1, **values}
+    return topics.create(
+        world.admin, LevelTopicDescription(levels=levels, targets=targets, **values)
+    )
 
 
 #: Messages by the schema of their topic. Every one is sent with and without a delay.
@@ -108,12 +84,9 @@ WITHOUT_VERSION = {"bytes", "int64", "date", "inline", "separated", "numbered"}
 
 
 def test_every_message_of_java_arrives_as_the_plain_client_sends_it(
-    session: JavaSession,
-    world: RealWorld,
-    level_topic: Callable[..., LevelTopicDescription],
-    delivering: Delivering,
+    session: JavaSession, world: RealWorld
 ) -> None:
-    description = level_topic(SECONDS, *MESSAGES)
+    description = level_topic(world, BRIEF, *MESSAGES)
     for schema, messages in MESSAGES.items():
         topic, plain = world.topic(schema), world.topic(f"plain-{schema}")
         for name in (topic, plain):
@@ -128,13 +101,13 @@ def test_every_message_of_java_arrives_as_the_plain_client_sends_it(
                 full = {"name": schema, "schema": schema, **message, "properties": properties}
                 assert set(session("send", **full, afterMs=after_ms)) == {"stored"}
                 assert session("send-plain", **full) == {}
-    with delivering(description):
+    with world.moving(description), world.serving(description):
         for schema, messages in MESSAGES.items():
             found, versions = {}, {}
             for name in (schema, f"plain-{schema}"):
                 topic = world.topic(name)
                 received = [session("receive", name=topic) for _ in range(2 * len(messages))]
-                assert {} not in received, not_delivered(world, description)
+                assert {} not in received, "not delivered"
                 assert {each.pop("ours") for each in received} == {name == schema}
                 versions[name] = {each.pop("schemaVersion") for each in received}
                 found[name] = sorted(received, key=lambda each: each["properties"]["n"])
@@ -145,13 +118,6 @@ def test_every_message_of_java_arrives_as_the_plain_client_sends_it(
     assert world.stored(description.held_topic.full) == []
 
 
-def not_delivered(world: RealWorld, description: LevelTopicDescription) -> str:
-    """Return the properties of the messages that were set aside."""
-    aside = [description.dead_letter_topic, description.held_topic]
-    found = [each.properties for topic in aside for each in world.stored(topic.full)]
-    return f"not delivered: {found}"
-
-
 def refused(answer: dict[str, Any], reason: str, *words: str) -> None:
     """Assert that an answer is this refusal, with these words."""
     assert answer.get("refused") == reason, answer
@@ -160,9 +126,9 @@ def refused(answer: dict[str, Any], reason: str, *words: str) -> None:
 
 
 def test_an_expansion_is_followed_and_a_deletion_is_noticed(
-    session: JavaSession, world: RealWorld, level_topic: Callable[..., LevelTopicDescription]
+    session: JavaSession, world: RealWorld
 ) -> None:
-    description = level_topic(DAYS, "orders")
+    description = level_topic(world, DAYS, "orders")
     session.open("long", world.topic("orders"))
 
     def send(days: int) -> dict[str, Any]:
@@ -183,9 +149,9 @@ def test_an_expansion_is_followed_and_a_deletion_is_noticed(
 
 
 def test_java_schedules_and_cancels_and_its_receipts_are_those_of_python(
-    session: JavaSession, world: RealWorld, level_topic: Callable[..., LevelTopicDescription]
+    session: JavaSession, world: RealWorld
 ) -> None:
-    description = level_topic(DAYS, "orders", window_partitions=4)
+    description = level_topic(world, DAYS, "orders", window_partitions=4)
     orders, level = world.topic("orders"), description.name.partition(0).full
     session.open("cancels", orders, compression="ZSTD")
 
@@ -224,13 +190,8 @@ def test_java_schedules_and_cancels_and_its_receipts_are_those_of_python(
     assert cancel(receipt=str(direct))["status"] == "TOO_LATE"
 
 
-def test_java_reschedules_and_its_messages_expire(
-    session: JavaSession,
-    world: RealWorld,
-    level_topic: Callable[..., LevelTopicDescription],
-    delivering: Delivering,
-) -> None:
-    description = level_topic(SECONDS, "orders")
+def test_java_reschedules_and_its_messages_expire(session: JavaSession, world: RealWorld) -> None:
+    description = level_topic(world, BRIEF, "orders")
     orders = world.topic("orders")
     session("subscribe", name=orders, topic=orders, schema="bytes")
     session.open("moves", orders)
@@ -251,7 +212,7 @@ def test_java_reschedules_and_its_messages_expire(
     refused(same, "INVALID_INPUT", "would be a copy")
     assert "stored" in call("send", b"expires", 300, expiresAfterMs=1)
     time.sleep(1)  # nothing is there to deliver it on time
-    with delivering(description):
+    with world.moving(description), world.serving(description):
         received = session("receive", name=orders)
         assert base64.b64decode(received["data"]) == b"second"
         outcomes = description.outcomes_topic.full
@@ -263,12 +224,9 @@ def test_java_reschedules_and_its_messages_expire(
 
 @pytest.mark.parametrize("block", [True, False])
 def test_a_full_queue_blocks_or_fails_as_the_application_asks(
-    session: JavaSession,
-    world: RealWorld,
-    level_topic: Callable[..., LevelTopicDescription],
-    block: bool,
+    session: JavaSession, world: RealWorld, block: bool
 ) -> None:
-    description = level_topic(DAYS, "orders")
+    description = level_topic(world, DAYS, "orders")
     session.open("small", world.topic("orders"), pending=10, block=block)
     day_ms = 86_400_000
     outcomes = session("many", name="small", count=1000, afterMs=day_ms * 3 // 2)
@@ -291,7 +249,7 @@ def test_messages_behind_an_open_transaction_wait_until_it_ends(
     connection = broker.connection.model_copy(update={"operation_timeout_seconds": 60})
     with contextlib.ExitStack() as stack:
         world = RealWorld(connection, stack, "public/default")
-        description = world.level_topic(SECONDS)
+        description = world.level_topic(BRIEF)
         (target,) = description.targets
         consumer = world.plain_client.subscribe(target, "application")
         java_session = stack.enter_context(
