@@ -72,10 +72,8 @@ class Bench:
     """A level topic with what is stored in it, and a host that hands it on.
 
     Attributes:
-        now_ms: the time at which the host works first, ms since the epoch.
         unstored: errors with which a topic answers all that is sent to it, by its full name, or one
-            message, by its payload and the topic.
-        unopened: errors with which a topic answers new producers.
+            message, by its payload and the topic; ``unopened`` are those for new producers.
     """
 
     def __init__(self, host: str, patch: pytest.MonkeyPatch, **changes: Any) -> None:
@@ -129,10 +127,7 @@ class Bench:
     ) -> dict[str, str]:
         """Store a message in a partition of a level, and return its properties.
 
-        Args:
-            after_ms: due time, ms after the first work of the host; None to leave it out.
-            given: further properties.
-            options: arguments of ``send``.
+        It is due ``after_ms`` after the first work of the host; with None, it has no due time.
         """
         properties = {"color": "red", **(given or {})}
         if after_ms is not None:
@@ -274,14 +269,8 @@ class SparkQuery:
     """A query with its checkpoint, without Spark: its reader works as Spark has it do.
 
     The end of a batch is logged before its tasks run, and the batch as complete after them. Both
-    logs survive the process.
-
-    Args:
-        steps: True if the rows leave the source, as with a user's steps.
-
-    Attributes:
-        offsets: the ends of the batches that were planned; the last one may not be complete.
-        complete: number of the batches that are complete.
+    logs, ``offsets`` and ``complete``, survive the process. With ``steps``, the rows leave the
+    source.
     """
 
     def __init__(self, bench: Bench, patch: pytest.MonkeyPatch, *, steps: bool) -> None:

@@ -26,11 +26,7 @@ def place(message_id: Any) -> Position:
 
 
 class Topic:
-    """A topic, and a client of it.
-
-    Attributes:
-        name: its parsed name.
-    """
+    """A topic, and a client of it."""
 
     def __init__(self, world: World) -> None:
         self.world, self.client = world, world.client()

@@ -74,8 +74,7 @@ def _check(checkout: Path) -> None:
 def run_mode(mode: str, checkout: Path) -> dict[str, str | None]:
     """Run the tests in one mode with a new broker, and those that fail once more.
 
-    Returns:
-        The reason for which each test has not passed; None for one that has.
+    The reason for which a test has not passed is None for one that has.
     """
     with tempfile.TemporaryDirectory(prefix="official-suite-") as name:
         tests = Path(name) / "tests"

@@ -28,13 +28,8 @@ def end_with_parent() -> None:
 class Background:
     """A function that runs in its own thread until it is stopped; a context manager.
 
-    Args:
-        run: the function to run; it returns after ``stop`` is called.
-        stop: the function that makes ``run`` return.
-
-    Attributes:
-        failure: the exception that ended ``run`` early.
-        patience_s: the longest time to wait for the end, in s; None for no limit.
+    ``failure`` is the exception that ended it early. With ``patience_s`` None, its end may take for
+    ever.
     """
 
     patience_s: float | None = 60

@@ -91,16 +91,7 @@ _HEAP_MB = {"zookeeper": 64, "bookie": 128, "broker": 256}
 
 
 class Node:
-    """A process of the cluster: ``zookeeper``, ``bookie-0``, ``broker-1`` …
-
-    Args:
-        command: its kind, which is an argument of ``bin/pulsar``.
-        ports: its ports; for a broker, those for clients and for the admin interface.
-
-    Attributes:
-        service_url, admin_url: addresses of a broker.
-        log_file: the output of the process since its first start.
-    """
+    """A process of the cluster: ``zookeeper``, ``bookie-0``, ``broker-1`` …"""
 
     def __init__(
         self, name: str, directory: Path, command: Sequence[str], environ: Mapping[str, str],
@@ -301,13 +292,7 @@ class Cluster:
         return answer.json() if answer.data.startswith(b"{") else answer.data.decode()
 
     def create_namespace(self, name: str, bundles: int = 4) -> None:
-        """Create a namespace.
-
-        Args:
-            name: ``tenant/namespace``.
-            bundles: number of bundles, which the brokers share. With one, all topics of the
-                namespace are at one broker.
-        """
+        """Create a namespace; with one bundle, all of its topics are at one broker."""
         step = (1 << 32) // bundles
         bounds = [f"0x{index * step:08x}" for index in range(bundles)] + ["0xffffffff"]
         body = {
@@ -461,13 +446,7 @@ class Gaps:
 
 
 class Effect(NamedTuple):
-    """The effect of a fault on the messages of one target, or partition of it.
-
-    Attributes:
-        worst_s: worst lateness.
-        disordered: number of messages behind a later one with the same key.
-        early_ms: the earliest arrival before a due time.
-    """
+    """The effect of a fault on the messages of one target, or partition of it."""
 
     worst_s: float
     arrived: int
@@ -477,10 +456,7 @@ class Effect(NamedTuple):
 
 
 class Arrivals:
-    """The messages that a topic has received.
-
-    Attributes:
-        flows: True once a probe has arrived, which does not count.
+    """The messages that a topic has received; once a probe has, which does not count, it ``flows``.
 
     A reader that is disconnected is replaced at once: the client itself would wait longer after
     each attempt. The former one is left alone, as its close may take for ever.
@@ -538,16 +514,9 @@ class Arrivals:
 class ClusterLoad:
     """A producer, the process and the consumers of level topics on a cluster.
 
-    Args:
-        world: a namespace of the cluster, with the addresses that all parts use.
-        cli_process: function that starts the program with arguments; the fixture of this name.
-        seconds: time over which the messages become due.
-        described: the level topics; their targets are created unless they exist.
-
-    Attributes:
-        publishing: confirmations of messages sent with ``wrap()`` to the first level topic.
-        administration: successes of ``describe`` and the statistics of the last one.
-        lost: number of messages that have not arrived, after `measure`.
+    Their targets are created unless they exist. ``publishing`` has the confirmations of messages
+    sent with ``wrap()`` to the first level topic, ``administration`` the successes of ``describe``
+    and of the statistics of the last one.
     """
 
     def __init__(
@@ -664,8 +633,7 @@ class ClusterLoad:
     ) -> dict[str, Effect]:
         """Cause a fault, and return its effect on each target or partition, by its local name.
 
-        Args:
-            after: function that is called when everything has arrived.
+        ``after`` is called when everything has arrived.
         """
         time.sleep(max(0, self._begin_ms + 5_000 - now_ms()) / 1000)
         for part, arrivals in self._arrivals.items():

@@ -45,9 +45,6 @@ class SkewedClock:
     """A clock that goes on like the machine's, with a difference from it that a test may increase.
 
     So due times can be far away while a test prepares them, however busy the machine is.
-
-    Args:
-        ahead_ms: the difference, in ms; negative for a clock that is behind.
     """
 
     def __init__(self, ahead_ms: int = 0) -> None:
@@ -108,12 +105,7 @@ def serialized_id(
 ) -> bytes:
     """Return Pulsar's MessageIdData: ledgerId=1, entryId=2, partition=3, batch_index=4, size=6.
 
-    Args:
-        ledger: the ledger ID.
-        entry: the entry ID.
-        batch: the index in the batch; -1 if the message is not batched.
-        size: the number of messages in the batch; None to leave it out.
-        more: True to include the fields that the client adds to some IDs.
+    With ``more``, it has the fields that the client adds to some IDs.
     """
     parts = [b"\x08", varint(ledger), b"\x10", varint(entry), b"\x18", varint(2)]
     parts += [b"\x20", varint(batch)]
@@ -260,20 +252,10 @@ class FakeProducer:
 
 @dataclass(eq=False)
 class FakeClient:
-    """A client that records what its producers send, and fails as scripted.
-
-    Attributes:
-        refusals: the errors of ``create_producer``, by topic.
-        outcomes: the outcomes of ``flush``, by topic; see :meth:`FakeProducer.flush`.
-        close_fails: the topics whose producers cannot be closed.
-        producers: every producer, in the order of their creation.
-        sent: every message, in the order of sending.
-        closings: the topics of closed producers, in the order of closing.
-        closed: whether the client was closed.
-    """
+    """A client that records what its producers send, and fails as scripted, by topic."""
 
     refusals: dict[str, Exception] = field(default_factory=dict)
-    outcomes: dict[str, Any] = field(default_factory=dict)
+    outcomes: dict[str, Any] = field(default_factory=dict)  # of flush
     close_fails: set[str] = field(default_factory=set)
     producers: list[FakeProducer] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
@@ -345,12 +327,7 @@ class FakeAdmin:
 
 
 class SmallDisk:
-    """An opener of files on a disk with little free space; the files are real.
-
-    Attributes:
-        free: the free space, in bytes.
-        error: the error of a write when nothing is free.
-    """
+    """An opener of files on a disk with a number of free bytes; the files are real."""
 
     def __init__(self, free: int, error: int = errno.ENOSPC) -> None:
         self.free = free
@@ -382,11 +359,7 @@ class SmallDisk:
 
 
 class PartTimeAdmin:
-    """An admin interface that a test can take away.
-
-    Attributes:
-        failure: the error of every call; None while the interface answers.
-    """
+    """An admin interface that a test can take away: ``failure`` is the error of every call."""
 
     def __init__(self, admin: Any) -> None:
         self._admin = admin

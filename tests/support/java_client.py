@@ -38,9 +38,7 @@ def compile_producer(classes: Path) -> Path | None:
 class JavaSession:
     """A running Java program, which obeys the lines of its standard input, and answers each.
 
-    Args:
-        classes: folder with its classes.
-        option: ``transactions``, or the number of ms by which its clock is ahead.
+    Its option is ``transactions``, or the number of ms by which its clock is ahead.
     """
 
     def __init__(

@@ -11,12 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def load(path: str, name: str | None = None) -> ModuleType:
-    """Return a file of the repository as a module.
-
-    Args:
-        path: path from the root of the repository.
-        name: name of the module; that of the file by default.
-    """
+    """Return a file of the repository as a module, which has the name of the file by default."""
     place = ROOT / path
     spec = importlib.util.spec_from_file_location(name or place.stem, place)
     assert spec is not None

@@ -102,10 +102,7 @@ def bare(line: str) -> str:
 def missing(shown: Iterable[str], output: Iterable[str], *, any_numbers: bool = False) -> list[str]:
     """Return the lines shown on a page that were not printed; columns may be wider.
 
-    Args:
-        shown: lines of the page; `` ...`` stands for any end of a line.
-        output: the printed lines.
-        any_numbers: True if numbers, such as times, may differ.
+    `` ...`` stands for any end of a line. With ``any_numbers``, numbers such as times may differ.
     """
 
     def plain(line: str) -> str:

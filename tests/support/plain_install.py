@@ -25,11 +25,7 @@ class Absent:
 
 
 def run(commands: Sequence[Sequence[str]], **options: Any) -> list[tuple[int, str, str]]:
-    """Run commands one after another; return exit code, output and traceback of each.
-
-    Args:
-        options: arguments of ``subprocess.run``.
-    """
+    """Run commands one after another; return exit code, output and traceback of each."""
     from support.python import python  # the process itself has no such package
 
     given = json.dumps(commands)

@@ -156,11 +156,7 @@ class Arrivals:
 class DispatchWorld:
     """One level topic with one window partition by default, and dispatchers in their own processes.
 
-    Args:
-        cli_process: function that starts the program with arguments; the fixture of this name.
-        targets: names of the business topics in the namespace. Each has the subscription ``keep``,
-            so that the broker deletes nothing.
-        values: further fields of the description.
+    Each target has the subscription ``keep``, so that the broker deletes nothing.
     """
 
     def __init__(
@@ -332,14 +328,7 @@ class DispatchWorld:
 
 
 class Pair(DispatchWorld):
-    """A level topic with two targets: a good one, and one with a fault that must not affect it.
-
-    Attributes:
-        good: the full name of the good target.
-        bad: the full name of the other target.
-        others: the arrivals of the good target.
-        names: the IDs of the messages for the good target.
-    """
+    """A level topic with two targets: a good one, and one with a fault that must not affect it."""
 
     def __init__(
         self,

@@ -12,15 +12,7 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """A TCP proxy on a port of its own.
-
-    Args:
-        host, port: the address to which it connects.
-        find_port: function that returns the port instead, at each new connection.
-
-    Attributes:
-        port: the port on which it listens.
-    """
+    """A TCP proxy on a port of its own; ``find_port`` tells the other one at each connection."""
 
     def __init__(
         self, host: str, port: int = 0, *, find_port: Callable[[], int] | None = None

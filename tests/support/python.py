@@ -8,11 +8,6 @@ from typing import Any
 
 
 def python(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run Python with a command line, for example ``-c`` and a program; return what it printed.
-
-    Args:
-        words: the arguments of Python.
-        options: arguments of ``subprocess.run``.
-    """
+    """Run Python with a command line, for example ``-c`` and a program; return what it printed."""
     given = {"capture_output": True, "text": True, "timeout": 120, "check": False, **options}
     return subprocess.run([sys.executable, *words], **given)

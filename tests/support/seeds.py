@@ -18,21 +18,12 @@ _BY_DAY = SEARCH == 1
 
 
 def seeds(count: int) -> range:
-    """Return the seeds of a search.
-
-    Args:
-        count: their number by day.
-    """
+    """Return the seeds of a search, by their number by day."""
     return range(_FIRST, _FIRST + count * SEARCH)
 
 
 def examples(count: int, **options: Any) -> settings:
-    """Return the settings of a test by hypothesis.
-
-    Args:
-        count: the number of its examples by day.
-        options: other settings.
-    """
+    """Return the settings of a test by hypothesis, by the number of its examples by day."""
     return settings(
         max_examples=count * SEARCH, deadline=None, derandomize=_BY_DAY, database=None, **options
     )

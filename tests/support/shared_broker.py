@@ -24,11 +24,7 @@ _WANTED, _STARTED, _FAILED = "wanted", "started", "failed"
 class SharedBroker:
     """The broker of all processes, in the one that owns it.
 
-    Args:
-        make: function that returns a broker in a directory, not started.
-
-    Attributes:
-        directory: directory by which the other processes find it.
+    It is made in ``directory``, by which the other processes find it, and not started at first.
     """
 
     def __init__(self, make: Callable[[Path], EmbeddedBroker]) -> None:
@@ -58,15 +54,7 @@ class SharedBroker:
 
 
 def await_shared(directory: Path, make: Callable[[Path], EmbeddedBroker]) -> EmbeddedBroker | None:
-    """Return the broker that the owner of a directory has started, or starts now.
-
-    Args:
-        directory: directory of the `SharedBroker`.
-        make: function that returns a broker in a directory, not started.
-
-    Returns:
-        The broker; None if the owner could not start it.
-    """
+    """Return the broker that the owner of a directory starts, or None if it cannot."""
     (directory / _WANTED).touch()
     limit_s = time.monotonic() + _START_S
     while not (directory / _STARTED).exists():

@@ -99,12 +99,7 @@ class Entry(NamedTuple):
 
 
 class Time:
-    """The time of a simulation, as a clock and as a monotonic time.
-
-    Attributes:
-        seconds: time since the start.
-        ahead_ms: time by which the clock of the present process is wrong.
-    """
+    """The time of a simulation; the clock of the present process is ahead by ``ahead_ms``."""
 
     seconds = 0.0
     ahead_ms = 0
@@ -382,13 +377,9 @@ class Broker(FakeAdmin):
 
 
 class JournalTopic:
-    """The journal on the broker: the records that are stored, and the present writer.
+    """The journal on the broker: the records that are stored, and the present writer."""
 
-    Attributes:
-        latest_ms: latest time by the clock of a writer since the last snapshot.
-    """
-
-    latest_ms = 0
+    latest_ms = 0  # by the clock of a writer, since the last snapshot
 
     def __init__(self) -> None:
         self.confirmed: list[bytes] = []
@@ -700,8 +691,7 @@ class Simulation:
     def takeover(self, rng: random.Random, *, worst: bool = False) -> None:
         """End the process at once, and start another one.
 
-        Args:
-            worst: True if the targets have stored everything, and the journal nothing.
+        At worst, the targets have stored everything, and the journal nothing.
         """
         if worst:
             for producer in self.broker.producers:
@@ -714,8 +704,7 @@ class Simulation:
     def hand_over(self, rounds: int, rng: random.Random) -> None:
         """Stop the process as the owner of a partition does, and start another one.
 
-        Args:
-            rounds: number of times that some answers of targets arrive meanwhile.
+        Some answers of targets arrive meanwhile, in several rounds.
         """
         with contextlib.suppress(BrokerError):
             for _ in range(rounds):
@@ -727,11 +716,7 @@ class Simulation:
         self.takeover(rng)
 
     def suspend(self, seconds: float, rng: random.Random) -> None:
-        """Suspend the process, and resume it after another one has taken over.
-
-        Args:
-            seconds: time until the takeover.
-        """
+        """Suspend the process until another one takes over, and resume it then."""
         owner, pool, set_aside = self.owner, self.pool, self.set_aside
         self.disconnect(rng)
         self.wait(seconds)
@@ -776,11 +761,9 @@ class Simulation:
         due_in_ms: Sequence[int] = (10,),
         expires_after_ms: Sequence[int] = (0,),
     ) -> list[str]:
-        """Put messages into the window topic that are due soon; return their IDs.
+        """Put messages into the window topic; return their IDs.
 
-        Args:
-            due_in_ms: times until they are due, in turn.
-            expires_after_ms: times from then until they expire, in turn; 0 for never.
+        They are due, and then expire, after these times in turn; 0 for never.
         """
         names = []
         for index in range(count):
@@ -891,8 +874,7 @@ class Simulation:
     def round(self, seconds: float = 0.05, *, work: bool = True) -> None:
         """Let everything happen that can happen without faults, then some time pass.
 
-        Args:
-            work: False to let nothing slow make progress, and therefore not the journal.
+        Without work, nothing slow makes progress, and therefore not the journal.
         """
         if work:
             self.work()
@@ -927,11 +909,7 @@ class Simulation:
             self.wait(seconds)
 
     def fail_own_topics(self, stored: int) -> None:
-        """Let the held and the dead-letter topic take no messages for now.
-
-        Args:
-            stored: number of messages in flight that are stored before.
-        """
+        """Let the held and the dead-letter topic take no more messages for now."""
         for topic in (self.description.held_topic, self.description.dead_letter_topic):
             self.broker.topic(topic.partition(0).full).refuses = True
         for producer in list(self.broker.producers):

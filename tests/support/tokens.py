@@ -58,12 +58,7 @@ def token_conf(folder: Path, superuser: str = "admin") -> tuple[Callable[..., st
 class RenewedFile:
     """A token file that is replaced every second, from the first `renew` on.
 
-    Args:
-        path: path of the file.
-        make: function that returns a new token.
-
-    Attributes:
-        given: all tokens that the file had.
+    ``given`` has all of its tokens.
     """
 
     def __init__(self, path: Path, make: Callable[[], str]) -> None:

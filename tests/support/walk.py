@@ -48,13 +48,8 @@ _FOREIGN = ("DELAYLEVEL_", "PYSPARK_", "PYTHON", "VIRTUAL_ENV", "SPARK_", "PIP_D
 class Walk:
     """One walk, with everything that it starts, in an empty folder for the clone.
 
-    Args:
-        folder: the empty folder.
-        installed: the environment of a reader who installs nothing, with the package of this
-            checkout; None if the reader installs the package of the clone.
-
-    Attributes:
-        seconds: time of all steps.
+    A reader who installs nothing has the environment ``installed``, with the package of this
+    checkout. The time of all steps is in ``seconds``.
     """
 
     def __init__(self, folder: Path, installed: Path | None = None) -> None:
@@ -77,11 +72,7 @@ class Walk:
             self._environ["DELAYLEVEL_OPERATION_TIMEOUT_SECONDS"] = "60"
 
     def go(self, way: str) -> None:
-        """Do what both pages say, and raise AssertionError if something differs from them.
-
-        Args:
-            way: the service that the reader chooses: ``run`` or ``spark``.
-        """
+        """Do what both pages say about ``run`` or ``spark``; fail if something differs."""
         try:
             for block in (block for page in WALKED for block in PAGES[page]):
                 if "walked" in block.words and WAYS[way] not in block.words:

@@ -49,16 +49,7 @@ def quiet_client(connection: Connection) -> pulsar.Client:
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
-    """Wait until a condition holds.
-
-    Args:
-        condition: the function to call until it returns a true value.
-        what: the name of the condition in the failure message.
-        seconds: the longest time to wait, in s.
-
-    Returns:
-        The first true value.
-    """
+    """Wait until a condition returns a true value, and return that; fail after some seconds."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
@@ -166,11 +157,6 @@ class World:
         """Create a level topic and its targets.
 
         The final window is ``broker`` by default, because no dispatcher runs.
-
-        Args:
-            levels: the levels.
-            targets: the names of the business topics in the namespace.
-            **values: further fields of the description.
         """
         names = tuple(self.topic(target) for target in targets)
         for name in names:
@@ -255,15 +241,8 @@ class Awaited:
 class RealWorld(World):
     """A real broker; time passes by itself.
 
-    Args:
-        connection: the address of the broker.
-        stack: the exit stack that closes everything at the end.
-        namespace: the test's own namespace.
-        client: a client for readers, consumers and movers; created on first use by default.
-
-    Attributes:
-        connection: the address of the broker.
-        rest: the admin interface as such, for policies that the port does not have.
+    The client is that of readers, consumers and movers; one is made on first use by default.
+    ``rest`` is the admin interface as such, for policies that the port does not have.
     """
 
     early_ms = 1000
@@ -381,11 +360,7 @@ class RealWorld(World):
         return self._stack.enter_context(Serving(made))
 
     def arrivals(self, topic: str, **options: Any) -> Callable[..., list[Arrival]]:
-        """Subscribe to a topic from its beginning (Shared by default).
-
-        Returns:
-            A function that waits for a number of messages: ``get(5)`` or ``get(5, seconds=90)``.
-        """
+        """Subscribe to a topic from its beginning; return a function that waits for messages."""
         options.setdefault("consumer_type", pulsar.ConsumerType.Shared)
         consumer = self.plain_client.subscribe(
             topic, "application", initial_position=pulsar.InitialPosition.Earliest, **options

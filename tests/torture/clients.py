@@ -125,9 +125,7 @@ class OneAtATime(JavaSession):
 class Sender:
     """The producers of one process, with their outcomes in its ledger.
 
-    Args:
-        classes: folder of the Java producer, with which this process sends; empty for Python.
-        preexec_fn: function that a Java program calls first.
+    It sends with the Java producer in the folder ``classes``, if that is given.
     """
 
     def __init__(

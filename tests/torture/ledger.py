@@ -160,11 +160,7 @@ FINAL = {CANCELLED, TOO_LATE, UNKNOWN}
 class Story:
     """Everything that the ledgers of a run say, by the name of a message.
 
-    Attributes:
-        stages: the level topic of each target.
-        subscriptions: names of the subscriptions that every target has.
-        steps: clocks that were wrong.
-        open: names of messages that are missing, or whose cancellation is not decided.
+    A message is open that is missing, or whose cancellation is not decided.
     """
 
     stages: Mapping[str, Stage]

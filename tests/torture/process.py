@@ -48,15 +48,7 @@ class Victim:
 
 
 class Part(Victim):
-    """A process that has to run until the end.
-
-    Args:
-        arguments: arguments of ``python -m torture.part``.
-        folder: folder of its own folder, with its log and its files.
-
-    Attributes:
-        wanted: True while it has to run.
-    """
+    """A process that has to run as long as it is wanted, with a folder of its own."""
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path) -> None:
         self.name = name
@@ -179,11 +171,7 @@ class MovingFunction(Victim):
         deployment.deploy(broker.connection, description, options)
 
     def restart(self) -> None:
-        """Stop and start the instance, as `pulsar-admin functions restart` does.
-
-        Raises:
-            DelayLevelError: the worker did not do it.
-        """
+        """Stop and start the instance, as `pulsar-admin functions restart` does."""
         deadline_s = time.monotonic() + _WORKER_S
         while True:
             try:

@@ -56,10 +56,8 @@ class Result:
     """The result of a run.
 
     Attributes:
-        totals: numbers of messages.
-        late_ms: lateness of the first arrivals, ms, by name of the quantile.
-        drain_s: time from the end of the last fault until nothing was on its way, in s.
-        unfinished: number of messages that were still on their way at the end.
+        late_ms: lateness of the first arrivals, by name of the quantile.
+        drain_s: time from the end of the last fault until nothing was on its way.
     """
 
     seed: int

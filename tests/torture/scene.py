@@ -50,19 +50,9 @@ class StageError(Exception):
 class Scene:
     """Everything of a run but the faults.
 
-    Args:
-        folder: folder of all files.
-        stages: the level topics.
-        seed: seed of the messages.
-        say: function that shows a line of progress.
-
-    Attributes:
-        parts: the processes by name, which are started again when they end.
-        broker: the broker. As it is standalone, all connections of a client go to the address that
-            the client was given, which is that of `proxy`.
-        proxy, web_proxy: the proxies in front of its service port and its admin interface.
-        admin, rest: admin clients that go around the proxy.
-        stopping: event that ends every wait.
+    As the broker is standalone, all connections of a client go to the address that the client was
+    given, which is that of `proxy`; `web_proxy` is in front of the admin interface, and ``admin``
+    and ``rest`` go around both. ``stopping`` ends every wait.
     """
 
     def __init__(
@@ -230,11 +220,7 @@ class Scene:
         return topics.describe(self.admin, stage.level_topic)
 
     def wait(self, condition: Callable[[], Any], what: str, seconds: float) -> None:
-        """Wait until a condition holds.
-
-        Raises:
-            StageError: it did not hold in time, or the run ends.
-        """
+        """Wait until a condition holds; a `StageError` tells that it did not, or the run ends."""
         deadline = time.monotonic() + seconds
         while True:
             with contextlib.suppress(BrokerError, psutil.Error):

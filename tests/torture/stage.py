@@ -53,10 +53,8 @@ class Stage:
     """A level topic with its targets and its processes.
 
     Attributes:
-        name: short name, which is part of all names.
-        movers: arguments of the programs that move, by name of the process; the level topic, and
-            the checkpoint in its folder, are added.
-        dispatchers: names of the processes that release its messages.
+        movers: arguments of the programs that move, by name of the process, without the level
+            topic; dispatchers are only named.
         partitions: number of partitions of each target; 0 for a target that is not partitioned.
     """
 
@@ -101,9 +99,8 @@ PRODUCERS = ("producer-1", "producer-2")
 def stages(once: bool) -> tuple[Stage, ...]:
     """Return the level topics of a run.
 
-    Args:
-        once: True if `dispatcher run` delivers effectively once and `run` at least once; False for
-            the other way round.
+    With ``once``, `dispatcher run` delivers effectively once, and `run` at least once; otherwise it
+    is the other way round.
     """
     first, second = Delivery.EFFECTIVELY_ONCE, Delivery.AT_LEAST_ONCE
     if not once:
@@ -145,12 +142,9 @@ class Control:
     """The contents of the file.
 
     Attributes:
-        targets: business topics by full name.
-        sending: True until the end of the last fault.
         bursts: number of bursts that were ordered so far; each is sent once by each producer.
         burst_target: target of the last burst; empty for a random one.
         burst_after_ms: time by which the messages of a burst are due later than usual.
-        longest_delay_ms: longest delay that the level topics take.
     """
 
     targets: dict[str, TargetState] = field(default_factory=dict)
@@ -183,14 +177,7 @@ def open_targets(folder: Path) -> list[str]:
 
 
 class Openings:
-    """Producers or consumers of this process, each opened in a thread, as that may take long.
-
-    Args:
-        open_one: function that opens the one of a topic; it is called again after an error.
-
-    Attributes:
-        open: those that are open, by topic.
-    """
+    """Producers or consumers of this process, each opened in a thread, as that may take long."""
 
     def __init__(self, open_one: Callable[[str], Any]) -> None:
         self.open: dict[str, Any] = {}

@@ -101,11 +101,7 @@ BEFORE: dict[str, dict[str, Sequence[str]]] = {
 
 
 class Reader:
-    """A reader who types the commands of a page, in a folder like a checkout.
-
-    Attributes:
-        words: the replacements for words of the page, such as addresses.
-    """
+    """A reader who types the commands of a page, in a folder like a checkout."""
 
     def __init__(self, folder: Path, connection: Connection) -> None:
         self._folder = folder

@@ -50,12 +50,7 @@ def bodies(begin: int, end: int) -> list[bytes]:
 
 
 class AppRunner:
-    """An application with listeners of ``billing`` to ``orders``, in a thread of the test.
-
-    Attributes:
-        app: the application.
-        topic: the full name of ``orders``.
-    """
+    """An application with listeners of ``billing`` to ``orders``, in a thread of the test."""
 
     def __init__(self, world: RealWorld, **options: Any) -> None:
         self._world = world
