@@ -367,11 +367,8 @@ def test_the_delay_policy_of_a_namespace_counts_without_policies_of_topics(serve
 class Brokers:
     """The answers of brokers to requests for statistics of three partitions.
 
-    Attributes:
-        hangs: True if no broker gives the statistics of all partitions in time.
-        away: partitions whose broker is dead.
-        gone: partitions that do not exist.
-        together: number of requests for all partitions.
+    Some are ``gone``, and some ``away``, with their broker. All are asked ``together``, or one by
+    one if that ``hangs``.
     """
 
     def __init__(

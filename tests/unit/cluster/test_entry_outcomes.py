@@ -28,9 +28,7 @@ def payload(size: int = 1, key: str = "", ordering_key: str = "") -> ParkedMessa
 class Client:
     """A client that makes entries like the C++ client; each is stored or lost as a whole.
 
-    Attributes:
-        entries: number of entries so far.
-        sent: for each message, if it is stored, and its outcome.
+    ``sent`` tells for each message if it is stored, and its outcome.
     """
 
     def __init__(self, limits: EntryLimits, failing: frozenset[int] = frozenset()) -> None:

@@ -58,12 +58,9 @@ class Client(FakeAdmin):
     """A client, and an admin interface for topics that all exist.
 
     Attributes:
-        open: the producers that are not closed.
-        refusal: the error of each opening; None for a success.
         away: the error of requests for statistics of some partitions; None if all are served.
         new_partitions: number of partitions that are being added, and have no subscriptions yet.
         subscriptions: those of each topic, or of one partition by index; readers are not durable.
-        last_sequence_id: the last sequence ID that each topic has stored.
     """
 
     open: list[Producer] = field(default_factory=list)

@@ -29,11 +29,7 @@ ONCE = Backoff("1h", retry_on=ValueError, give_up_on=UnicodeError)
 
 
 class Scene:
-    """A listener of ``billing`` to ``orders`` in memory.
-
-    Attributes:
-        calls: payload, attempt and time of each call.
-    """
+    """A listener of ``billing`` to ``orders`` in memory; a call has payload, attempt and time."""
 
     def __init__(self, memory: MemoryPulsar, coroutines: bool = False) -> None:
         self.memory = memory

@@ -187,9 +187,8 @@ def test_a_level_topic_whose_broker_does_not_answer_keeps_no_other_from_being_se
 class Broker:
     """Statistics of a level topic with three window partitions, the first of which has an owner.
 
-    Attributes:
-        dead: the window partitions whose broker does not answer.
-        readers: subscriptions of the first journal partition.
+    The broker of the ``dead`` ones does not answer; ``readers`` are those of the first journal
+    partition.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, *dead: int) -> None:

@@ -51,10 +51,8 @@ class RelayProducer(FakeProducer):
 class RelayWorld(FakeClient):
     """Fake client, consumer, admin interface and clock of a relay.
 
-    Attributes:
-        openings: the producers that are being opened, unless that happens at once.
-        descriptions: what the description is when it is read: an error, or the last one remains.
-        reads: number of these reads.
+    ``openings`` has the producers that are being opened, unless that happens at once. What the
+    description is when it is read comes from ``descriptions``: an error, or the last one remains.
     """
 
     def __init__(self, *targets: str, **options: Any) -> None:

@@ -29,11 +29,7 @@ class Sent:
 
 
 class Pending:
-    """A level topic over DAY and HOUR, with messages due from seconds to weeks from now.
-
-    Attributes:
-        sent: all messages, in the order in which they were sent.
-    """
+    """A level topic over DAY and HOUR, with messages due from seconds to weeks from now."""
 
     def __init__(self, memory: MemoryPulsar, messages: int = 300, **options: Any) -> None:
         self.memory = memory

@@ -107,11 +107,8 @@ def follow(
 ) -> tuple[int, list[Decision], Decision]:
     """Follow one message through its hand-offs; return its final time, its hops and last decision.
 
-    Args:
-        skew_ms: lead of the producer's clock over the movers' clock, ms.
-        late: function from the level's lead to the delay of the mover, ms.
-        early: function from the whole wait to the wait until an early read, ms; None for no early
-            read.
+    The producer's clock is ahead by ``skew_ms``. The mover is late by a function of the level's
+    lead, and reads early by one of the whole wait, both in ms.
     """
     router = Router(levels)
     now, stamp, came_from = sent_ms, sent_ms + skew_ms, None

@@ -36,8 +36,7 @@ HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=DAY)
 class World:
     """A level topic of ``orders`` with the producer of its messages.
 
-    Attributes:
-        clock: the clock of the movers, which a test may step; time passes by both clocks.
+    A test may step the clock of the movers; time passes by both clocks.
     """
 
     def __init__(self, *levels: PartitionStrategy, **options: Any) -> None:

@@ -53,11 +53,8 @@ class Stored:
     """A partition on a broker: ledgers of publish times, and the search by publish time.
 
     ``message_id_at`` searches like ``OpFindNewest`` of the managed ledger: the first entry, the
-    last, then a binary search. It covers all stored entries, acknowledged or not.
-
-    Attributes:
-        missing: numbers of entries of ledgers that the broker lists, but does not deliver.
-        miscount: error of the number of entries that it tells of the last ledger.
+    last, then a binary search. It covers all stored entries, acknowledged or not. The broker lists
+    ``missing`` ledgers, and delivers nothing of them.
     """
 
     times: dict[int, list[int]] = field(default_factory=dict)
@@ -278,10 +275,7 @@ def simulate(
 ) -> dict[int, int]:
     """Let entries arrive and a mover check until it has read all; return the time of each read.
 
-    Args:
-        stamped: (true arrival time, publish time) of each entry, by arrival.
-        rolls: entries that begin a new ledger.
-        pace_ms: interval of the mover's checks in ms, once next_check_ms is reached.
+    An entry has its true arrival time and its publish time; those in ``rolls`` begin a ledger.
     """
     stored, start, read = Stored({10: []}), EARLIEST, {}
     arrived, again, now = 0, 0, first_check_ms

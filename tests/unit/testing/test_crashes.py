@@ -42,12 +42,9 @@ TOPIC = "orders"
 
 @dataclass
 class Ledger:
-    """The acts of the application, and the answers that it got.
+    """The acts of the application, and the answers that it got: what is stored, and cancelled.
 
-    Attributes:
-        due_ms: due time of each message that it was told is stored.
-        cancelled: messages whose cancellation was told to have succeeded.
-        once: True if there may be no copy, wherever the process ends.
+    With ``once``, there may be no copy, wherever the process ends.
     """
 
     due_ms: dict[bytes, int] = field(default_factory=dict)
@@ -72,12 +69,7 @@ class Ledger:
 def at_every_event(
     prepare: Callable[[MemoryPulsar], Any], work: Callable[[MemoryPulsar, Any], object]
 ) -> int:
-    """Run `work`, killed after each of its events and then run again; return their number.
-
-    Args:
-        prepare: function that returns a ledger.
-        work: function that is given this ledger, too.
-    """
+    """Run `work`, killed after each of its events and then run again; return their number."""
     event = 0
     while True:
         event += 1
@@ -182,8 +174,7 @@ def test_a_mover_and_a_dispatcher_may_end_after_any_event(
 class Cancelled(Ledger):
     """The same with cancellations: what was told of them must be true.
 
-    Attributes:
-        begun: True once a process has begun; the next one finds a further cancellation.
+    Once a process has begun, the next one finds a further cancellation.
     """
 
     begun: bool = False

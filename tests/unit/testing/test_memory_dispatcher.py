@@ -42,9 +42,7 @@ CANCELLED, TOO_LATE = OutcomeStatus.CANCELLED, OutcomeStatus.TOO_LATE
 class Bench:
     """A level topic with a tracker, whose dispatchers the test runs.
 
-    Attributes:
-        window: the window partition of the key "k"; ``journal`` is that of its journal.
-        outcomes: the partition of the outcomes.
+    Its window partition is that of the key "k".
     """
 
     def __init__(self) -> None:
