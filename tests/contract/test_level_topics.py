@@ -10,11 +10,7 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.cluster.reader import entry_times
-from delaylevel.errors import (
-    LevelTopicError,
-    NotFoundError,
-    StrategyMismatchError,
-)
+from delaylevel.errors import LevelTopicError, NotFoundError, StrategyMismatchError
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
     MEMBER_PROPERTY,

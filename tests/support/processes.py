@@ -21,11 +21,7 @@ from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import (
-    FinalWindow,
-    LevelTopicDescription,
-    Role,
-)
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName

@@ -21,10 +21,7 @@ from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.model.envelope import DUE, EXPIRES, ID, REPLACES, TARGET
-from delaylevel.model.level_topic import (
-    LevelTopicDescription,
-    default_level_topic,
-)
+from delaylevel.model.level_topic import LevelTopicDescription, default_level_topic
 from delaylevel.model.outcome import OUTCOME, PAYLOAD, Receipt, cancellation
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics.lifecycle import expand

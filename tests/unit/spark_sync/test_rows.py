@@ -39,13 +39,7 @@ from delaylevel.model.level_topic import Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import SourcePartition
 from delaylevel.spark_sync import source
-from delaylevel.spark_sync.arrow_rows import (
-    ARROW_SCHEMA,
-    SCHEMA,
-    from_batch,
-    to_batches,
-    values_of,
-)
+from delaylevel.spark_sync.arrow_rows import ARROW_SCHEMA, SCHEMA, from_batch, to_batches, values_of
 from delaylevel.spark_sync.options import WriteOptions
 from delaylevel.spark_sync.source import DelayLevelDataSource, ScheduleWriter
 from delaylevel.spark_sync.steps import DuplicateCheck

@@ -20,11 +20,7 @@ import delaylevel.asyncio
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, testing
 from delaylevel.cluster import threads
 from delaylevel.cluster.port import NamespacePolicies, TopicAdmin
-from delaylevel.errors import (
-    DelayLevelError,
-    InvalidInputError,
-    UnsafeNamespaceError,
-)
+from delaylevel.errors import DelayLevelError, InvalidInputError, UnsafeNamespaceError
 from delaylevel.inspection import Selection
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.topic_name import TopicName

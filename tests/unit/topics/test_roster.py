@@ -18,13 +18,7 @@ from delaylevel.errors import (
 from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
-from delaylevel.topics.roster import (
-    FRESH_S,
-    LIFETIME_S,
-    RESTING_S,
-    DescriptionCache,
-    Roster,
-)
+from delaylevel.topics.roster import FRESH_S, LIFETIME_S, RESTING_S, DescriptionCache, Roster
 from support.fakes import describe
 
 NAMESPACE = "public/default"
