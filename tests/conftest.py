@@ -274,7 +274,6 @@ class Namespaces:
 
     @contextmanager
     def take(self) -> Iterator[str]:
-        """Yield a new namespace."""
         name = self._made.get()
         if isinstance(name, Exception):
             raise name

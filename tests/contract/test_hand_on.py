@@ -177,7 +177,6 @@ class Bench:
         }
 
     def subscribe(self, topic: str) -> None:
-        """Create a business topic with a subscription."""
         self._client.subscribe(topic, "app", pulsar.ConsumerType.Shared).close()
 
 
@@ -363,7 +362,6 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
 
 
 def own_id(source: str, entry: int, bench: Bench) -> str:
-    """Return the ID of a message by the place where it was stored first."""
     log = bench.memory._broker.partition(TopicName.parse(source)).log
     return f"{source.removeprefix('persistent://')}:{log.entries[entry].ledger}:{entry}:-1"
 

@@ -85,7 +85,6 @@ class Scene:
         return self.world.plain_client.create_producer(topic)
 
     def decide(self, *outcomes: Outcome) -> None:
-        """Publish outcomes."""
         writer = self.outcomes()
         for outcome in outcomes:
             writer.send(outcome.payload(), outcome.properties(), partition_key=outcome.id)

@@ -26,8 +26,6 @@ def place(message_id: Any) -> Position:
 
 
 class Topic:
-    """A topic, and a client of it."""
-
     def __init__(self, world: World) -> None:
         self.world, self.client = world, world.client()
         self.full, self.name = world.topic("t"), world.name("t")
@@ -60,7 +58,6 @@ class Topic:
         return self.client.create_reader(self.full, start, **options)
 
     def read(self, count: int, **options: Any) -> list[Any]:
-        """Read messages from the beginning."""
         found: list[Any] = self.world.drain(self.reader(**options), count)
         return found
 
@@ -74,7 +71,6 @@ class Topic:
         return found
 
     def subscription(self) -> Any:
-        """Return the statistics of the subscription."""
         return self.world.admin.partition_stats(self.name).subscriptions["s"]
 
 

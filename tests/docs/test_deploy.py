@@ -66,7 +66,6 @@ def image() -> list[tuple[str, Any]]:
 
 
 def lines() -> dict[str, list[str]]:
-    """Return the arguments of each command line."""
     program, *service = unit()["Service"]["ExecStart"].split()
     assert program.endswith("/bin/delaylevel")
     steps = dict(image())

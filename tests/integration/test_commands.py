@@ -161,8 +161,6 @@ def test_a_retention_receives_what_is_published(world: RealWorld, of: str) -> No
 
 
 class First(Record):
-    """The first version of a schema."""
-
     _avro_name = "Order"
     number = Integer()
 

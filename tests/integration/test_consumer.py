@@ -61,7 +61,6 @@ def test_it_serves_metrics_and_a_signal_ends_it_after_the_running_handler(
         return str(process.log.read_text() + process.log.with_suffix(".out").read_text())
 
     def until(text: str) -> None:
-        """Wait for a text in the output."""
         eventually(lambda: text in said() or process.poll() is not None, text, 120)
         assert text in said(), said()
 

@@ -69,8 +69,6 @@ def test_release_is_by_due_time_then_order_of_sending_and_never_early(
 
 
 class Order(Record):  # type: ignore[misc] # pulsar's records are not typed
-    """An order."""
-
     name = String()
 
 

@@ -271,7 +271,6 @@ def test_old_outcomes_are_deleted(world: RealWorld, described: LevelTopicDescrip
 
 @pytest.fixture
 def through_proxy(proxied: Connection, described: LevelTopicDescription) -> Iterator[Any]:
-    """A producer that reaches the broker through the proxy."""
     client = DelayLevelClient.from_connection(proxied, logger=QUIET)
     yield client.create_producer(
         described.targets[0], enable_delay_level_topic=True, delay_level_topic=described.topic

@@ -56,7 +56,6 @@ def settings(text: str, tests: Path) -> dict[str, str]:
 
 
 def with_ports(text: str, ports: Mapping[int, int]) -> str:
-    """Return the text of a test with the ports of the broker in place of those it names."""
     for named, used in ports.items():
         text = text.replace(f"localhost:{named}", f"localhost:{used}")
     return text

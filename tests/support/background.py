@@ -63,8 +63,6 @@ class Background:
 
 
 class Moving(Background):
-    """A mover in its own thread."""
-
     def __init__(self, mover: LocalMover) -> None:
         self._mover = mover
         self._end = threading.Event()
@@ -76,8 +74,6 @@ class Moving(Background):
 
 
 class Serving(Background):
-    """A dispatcher in its own thread."""
-
     def __init__(self, dispatcher: Any) -> None:
         self.dispatcher = dispatcher
         super().__init__(dispatcher.run, dispatcher.stop)
@@ -92,7 +88,6 @@ class Serving(Background):
         )
 
     def total(self, name: str) -> int:
-        """Return the sum of one statistic over all partitions."""
         return sum(getattr(each, name) for each in self.dispatcher.stats().values())
 
 

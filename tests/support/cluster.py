@@ -111,7 +111,6 @@ class Node:
 
     @property
     def suspended(self) -> bool:
-        """True after `suspend`, until `resume`."""
         return self.running and self.process.status() == psutil.STATUS_STOPPED
 
     @property
@@ -152,11 +151,9 @@ class Node:
         self.process.suspend()
 
     def resume(self) -> None:
-        """Let a suspended process go on."""
         self.process.resume()
 
     def log_end(self) -> str:
-        """Return the last lines of the log."""
         return "\n".join(self.log_file.read_text("utf-8", "replace").splitlines()[-15:])
 
 
@@ -186,7 +183,6 @@ class Cluster:
 
     @property
     def connection(self) -> Connection:
-        """The addresses of all brokers."""
         hosts = [each.service_url.removeprefix("pulsar://") for each in self.broker_nodes]
         webs = [each.admin_url.removeprefix("http://") for each in self.broker_nodes]
         return Connection(
@@ -257,7 +253,6 @@ class Cluster:
         return False
 
     def close(self) -> None:
-        """Kill all processes."""
         for node in reversed(self.nodes):
             if node.running:
                 node.kill()
@@ -319,13 +314,11 @@ class Cluster:
         return str(eventually(found, f"the bundle of {topic}"))
 
     def place(self, namespace: str, broker: Node) -> None:
-        """Move all topics of a namespace to one broker."""
         bounds = self._ask(f"/admin/v2/namespaces/{namespace}")["bundles"]["boundaries"]
         for low, high in pairwise(bounds):
             self.place_bundle(namespace, f"{low}_{high}", broker)
 
     def place_bundle(self, namespace: str, bundle: str, broker: Node) -> None:
-        """Move the topics of one bundle of a namespace to a broker."""
         names = (f"persistent://{namespace}/probe-{number}" for number in count())
         probe = next(name for name in names if self.bundle(name) == bundle)
         target = broker.admin_url.removeprefix("http://")
@@ -347,7 +340,6 @@ class Cluster:
     # -- configuration
 
     def _initialize(self) -> None:
-        """Write the metadata of the cluster."""
         broker = self.broker_nodes[0]
         command = [
             *(self._program, "initialize-cluster-metadata", "--cluster", NAME),
@@ -434,11 +426,9 @@ class Gaps:
         self.start()
 
     def start(self) -> None:
-        """Begin to measure."""
         self._last_s, self.longest_s, self.count = time.monotonic(), 0.0, 0
 
     def succeeded(self) -> None:
-        """Note a success."""
         now_s = time.monotonic()
         self.longest_s = max(self.longest_s, now_s - self._last_s)
         self._last_s = now_s
@@ -500,7 +490,6 @@ class Arrivals:
             self.copies[name] += 1
 
     def effect(self) -> Effect:
-        """Return what has arrived so far."""
         pairs = (pair for order in self._order.values() for pair in pairwise(order))
         return Effect(
             worst_s=max(self._late_ms) / 1000,
@@ -656,7 +645,6 @@ class ClusterLoad:
 
     @property
     def lost(self) -> int:
-        """Number of messages that have not arrived."""
         arrived = sum(len(each.copies) for each in self._arrivals.values())
         return self._count * sum(len(each.targets) for each in self._described) - arrived
 

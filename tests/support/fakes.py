@@ -33,7 +33,6 @@ class HandClock(ManualClock):
     """A manual clock that begins now; a move by negative ms only sets the wall clock back."""
 
     def advance(self, ms: int) -> None:  # type: ignore[override]
-        """Let a number of ms pass."""
         delta = timedelta(milliseconds=ms)
         if ms < 0:
             self.step(delta)
@@ -56,11 +55,9 @@ class SkewedClock:
         return self._clock.now_ms() + self._ahead_ms
 
     def monotonic_s(self) -> float:
-        """Return a monotonic time, in s."""
         return self._clock.monotonic_s() + self._ahead_ms / 1000
 
     def advance(self, ms: int) -> None:
-        """Let a number of ms pass at once."""
         self._ahead_ms += ms
 
 
@@ -277,15 +274,12 @@ class FakeClient:
         return list(dict.fromkeys(producer.topic for producer in self.producers))
 
     def __getitem__(self, topic: str) -> FakeProducer:
-        """Return the latest producer of a topic."""
         return next(item for item in reversed(self.producers) if item.topic == topic)
 
     def to(self, topic: str) -> list[Sent]:
-        """Return the messages that were sent to a topic."""
         return [item for item in self.sent if item.topic == topic]
 
     def opened(self, topic: str) -> int:
-        """Return the number of producers that a topic has had."""
         return sum(producer.topic == topic for producer in self.producers)
 
 

@@ -15,7 +15,6 @@ from delaylevel.structures.tracker import _ROW, _STAGE_ROWS, NearRows, TimeBucke
 
 
 def check_tracker(tracker: TimeBucketTracker) -> None:
-    """Check a tracker as a whole."""
     _check_near(tracker._near)
     _check_store(tracker._store)
     for rows in tracker._near.parts():
@@ -24,7 +23,6 @@ def check_tracker(tracker: TimeBucketTracker) -> None:
 
 
 def _check_near(near: NearRows) -> None:
-    """Check the decoded rows."""
     assert near.rows == sum(part.shape[1] for part in near.parts())
     for part in near.parts():
         assert sort_rows(part) is part
@@ -35,7 +33,6 @@ def _check_near(near: NearRows) -> None:
 
 
 def _check_store(store: BucketStore) -> None:
-    """Check the packed rows."""
     lows = [b.low for b in store._buckets]
     assert lows == sorted(set(lows)) == store._lows.tolist()
     assert lows[0] == _LOWEST_DUE

@@ -78,10 +78,8 @@ class JavaSession:
         raise AssertionError(f"the Java program ended ({self._process.wait()})")
 
     def open(self, name: str, topic: str, schema: str = "bytes", **values: Any) -> dict[str, Any]:
-        """Open a producer."""
         return self("open", name=name, topic=topic, schema=schema, admin=self._admin_url, **values)
 
     def close(self) -> None:
-        """Stop the program."""
         self._process.kill()
         self._process.communicate()

@@ -112,7 +112,6 @@ class Openings:
 
 @pytest.fixture
 def openings(monkeypatch: pytest.MonkeyPatch) -> Openings:
-    """The openings of every partition in a test."""
     found = Openings()
 
     class Opener:

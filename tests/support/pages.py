@@ -34,8 +34,6 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 class Block(NamedTuple):
-    """A fenced block of a page."""
-
     kind: str
     options: str
     reason: str
@@ -60,7 +58,6 @@ class Block(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The options."""
         return self.options.split()
 
     @property
@@ -73,12 +70,10 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    """Return all blocks of a page in order."""
     return blocks_of(page.read_text(encoding="utf-8"))
 
 
 def blocks_of(text: str) -> list[Block]:
-    """Return all blocks of a text in order."""
     found = []
     for match in FENCE.finditer(text):
         info, _, reason = match["info"].partition("no-run: ")

@@ -25,7 +25,6 @@ _ORDER = (*GROUPS, "docs/test_walk", "integration/", "contract/", "docs/", "unit
 
 
 def group(node_id: str) -> str:
-    """Return the group of a test."""
     file = node_id.partition("::")[0].removeprefix("tests/")
     return next((name for name, starts in GROUPS.items() if file.startswith(starts)), file)
 

@@ -34,7 +34,6 @@ def run(commands: Sequence[Sequence[str]], **options: Any) -> list[tuple[int, st
 
 
 def main() -> None:
-    """Run the commands on stdin."""
     from click.testing import CliRunner
 
     from delaylevel.cli.main import cli

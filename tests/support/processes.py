@@ -104,7 +104,6 @@ def address(process: Any) -> str:
 
 
 def answer(process: Any, path: str) -> tuple[int, str]:
-    """Ask the HTTP service of a process."""
     if not (url := address(process)):
         return 0, ""
     found = urllib3.request("GET", f"{url}/{path}", timeout=60, retries=False)
@@ -145,7 +144,6 @@ class Arrivals:
 
     @property
     def p99_ms(self) -> int:
-        """The 99th percentile of the lateness, in ms."""
         return sorted(self.late_ms)[len(self.late_ms) * 99 // 100]
 
 
@@ -252,7 +250,6 @@ class DispatchWorld:
 
     @property
     def target(self) -> str:
-        """The full name of the only target."""
         (target,) = self.targets
         return target
 
@@ -262,7 +259,6 @@ class DispatchWorld:
         return self.messages_in(self.description.held_topic)
 
     def dead(self) -> list[DeadLetter]:
-        """Return the dead letters."""
         return list(dead_letters(self.world.plain_client, self.world.admin, self.description))
 
     def waiting(self) -> int:
@@ -285,7 +281,6 @@ class DispatchWorld:
         self._set(target, "publishRate", rate)
 
     def unthrottle(self, target: str) -> None:
-        """Remove the limit of the publish rate."""
         self.world.rest.delete(f"{TopicName.parse(target).rest_path}/publishRate")
 
     def limit_size(self, target: str, size: int) -> None:

@@ -33,7 +33,6 @@ class Proxy:
 
     @classmethod
     def before(cls, url: str) -> Proxy:
-        """Return a proxy in front of an address."""
         address = urlsplit(url)
         return cls(str(address.hostname), address.port or 0)
 
@@ -68,7 +67,6 @@ class Proxy:
         self._answers.set()
 
     def close(self) -> None:
-        """Close the port and all connections."""
         # The thread that accepts is not woken up by close() alone.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

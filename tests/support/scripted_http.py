@@ -74,7 +74,6 @@ def scripted(answers: Iterable[Mapping[str, Any]]) -> Iterator[Server]:
 
 
 def reply(status: int, value: Any) -> Answer:
-    """Return an answer with a value as JSON."""
     return status, {"Content-Type": "application/json"}, json.dumps(value).encode()
 
 

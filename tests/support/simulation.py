@@ -71,12 +71,10 @@ def packed(index: int) -> int:
 
 
 def target_of(name: str) -> str:
-    """Return the name of a topic without its partition."""
     return name.partition("-partition-")[0]
 
 
 def is_target(name: str) -> bool:
-    """Return True for a target or its partition."""
     return target_of(name) in TARGETS
 
 
@@ -91,7 +89,6 @@ class Entry(NamedTuple):
     callbacks: dict[int, Callback]
 
     def answer(self, result: Any, ledger: int | None = None) -> None:
-        """Call back."""
         size = len(self.messages)
         for index, callback in self.callbacks.items():
             place = Position(ledger or 0, 0, -1 if size == 1 else index)
@@ -215,7 +212,6 @@ class Producer:
             self.answers.append((entry, topic.ledger))
 
     def confirm(self, count: int) -> None:
-        """Let the first confirmations arrive."""
         if self.lost:
             return
         for entry, ledger in self.answers[:count]:
@@ -309,7 +305,6 @@ class Broker(FakeAdmin):
         self.on_send: Callable[[str, str], None] = lambda target, message_id: None
 
     def topic(self, name: str) -> Topic:
-        """Return a topic, and create it if it does not exist."""
         topic = self.topics.get(name)
         if topic is None or not topic.exists:
             # A topic that is created again has no subscriptions.
@@ -883,7 +878,6 @@ class Simulation:
         self.wait(seconds)
 
     def rounds(self, count: int, seconds: float = 0.05) -> None:
-        """Let several rounds pass."""
         for _ in range(count):
             self.round(seconds)
 

@@ -69,7 +69,6 @@ class RenewedFile:
         self.given: set[str] = set()
 
     def renew(self) -> None:
-        """Start to renew the token."""
         self.write(self._make())
         self._end.clear()
         self._thread = threading.Thread(target=self._run, name="tokens", daemon=True)
@@ -82,7 +81,6 @@ class RenewedFile:
             self._thread.join()
 
     def write(self, token: str) -> None:
-        """Replace the token."""
         self.given.add(token)
         aside = self.path.with_suffix(".part")
         aside.write_text(token)

@@ -91,7 +91,6 @@ class Walk:
         return [(float(passed), words) for passed, words in found]
 
     def _take(self, block: Block) -> None:
-        """Do what a block says."""
         if "stopped" in block.words:
             self._stop()
         if block.kind == "python":  # the first line has the name of the program
@@ -104,7 +103,6 @@ class Walk:
             self._type(state, bare(line), shown)
 
     def _printed(self, line: str) -> list[str]:
-        """Return the lines that a command has printed."""
         return self._logs[line].read_text("utf-8", "replace").splitlines()
 
     def _ended(self, line: str, code: int | None) -> None:

@@ -44,7 +44,6 @@ QUIET: Any = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
 
 
 def quiet_client(connection: Connection) -> pulsar.Client:
-    """Return a plain Pulsar client that logs nothing."""
     return pulsar.Client(**connection.client_kwargs(), logger=QUIET)
 
 
@@ -140,15 +139,12 @@ class World:
         return self.client(clock).create_producer(topic, enable_delay_level_topic=True, **options)
 
     def topic(self, name: str) -> str:
-        """Return the full name of a topic in the namespace."""
         return f"persistent://{self.namespace}/{name}"
 
     def name(self, name: str) -> TopicName:
-        """Return the parsed name of a topic in the namespace."""
         return TopicName.parse(self.topic(name))
 
     def bodies(self, consumer: Any, expected: int) -> list[bytes]:
-        """Return the payloads of :meth:`drain`."""
         return [message.data() for message in self.drain(consumer, expected)]
 
     def level_topic(
@@ -266,7 +262,6 @@ class RealWorld(World):
 
     @property
     def plain_client(self) -> pulsar.Client:
-        """The client for readers, consumers and movers."""
         if self._client is None:
             self._client = quiet_client(self.connection)
             self._stack.callback(self._client.shutdown)

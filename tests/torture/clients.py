@@ -63,12 +63,10 @@ class Message:
         self.event_ms = chosen.randrange(1, 1 << 40) if chosen.random() < 0.5 else 0
 
     def sent(self, target: str) -> Sent:
-        """Return the row of the ledger."""
         whole = checksum(self.body, self.properties, self.key, self.ordering_key, self.event_ms)
         return Sent(self.name, target, self.due_ms, now_ms(), whole, self.expires_ms)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of a send, without the body."""
         return {
             "properties": dict(self.properties),
             "partition_key": self.key or None,
@@ -103,7 +101,6 @@ class JavaProducer:
         callback(pulsar.Result.Ok if "stored" in answer else answer, None)
 
     def close(self) -> None:
-        """Close the producer."""
         self._session("close", name=self._target)
 
 

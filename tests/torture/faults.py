@@ -208,7 +208,6 @@ def choose_target(scene: Scene, chosen: random.Random, plain: bool = False) -> s
 
 
 def _exceed_quota(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    """Put a target over its backlog quota."""
     target = choose_target(scene, chosen)
     policy = chosen.choice(("producer_exception", "producer_request_hold"))
     scene.burst(200, target=target)
@@ -219,7 +218,6 @@ def _exceed_quota(scene: Scene, chosen: random.Random, undo: Undo) -> None:
 
 
 def _throttle_target(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    """Let a target take few messages per second."""
     target = choose_target(scene, chosen)
     scene.burst(300, target=target)
     path = f"{TopicName.parse(target).rest_path}/publishRate"
@@ -320,7 +318,6 @@ def _can_expand(scene: Scene) -> bool:
 
 
 def _expand(scene: Scene, chosen: random.Random, undo: Undo) -> None:
-    """Give a level topic partitions for longer delays."""
     stages = list(scene.stages)
     stage = min(chosen.sample(stages, len(stages)), key=partial(_longest, scene))
     longest = _longest(scene, stage) + timedelta(seconds=COARSE_UNIT_S)

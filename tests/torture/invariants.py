@@ -173,12 +173,10 @@ RULES: tuple[Callable[[Story], Iterator[Violation]], ...] = (
 
 
 def violations(story: Story) -> list[Violation]:
-    """Return everything that is wrong."""
     return [found for rule in RULES for found in rule(story)]
 
 
 def _arrivals(story: Story) -> Iterator[tuple[Sent, Received]]:
-    """Yield each arrival with the message that was sent."""
     for name, rows in story.received.items():
         sent = story.sent.get(name)
         if sent is not None:

@@ -69,7 +69,6 @@ class Cancelled(NamedTuple):
 
     @classmethod
     def of(cls, outcome: Outcome, name: str, at_ms: int) -> Cancelled:
-        """Return the row of an outcome."""
         times = outcome.released_ms or 0, outcome.decided_ms or 0
         return cls(name, at_ms, outcome.status.value, *times)
 

@@ -60,7 +60,6 @@ def small_disk() -> None:
 
 
 def main(name: str, role: str, *rest: str) -> None:
-    """Run a role."""
     from support.background import end_with_parent
 
     end_with_parent()

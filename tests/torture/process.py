@@ -41,7 +41,6 @@ class Victim:
         return next((each.pid for each in self.tree()), None)
 
     def end(self) -> None:
-        """Kill everything."""
         for each in self.tree():
             with contextlib.suppress(psutil.Error):
                 each.kill()
@@ -71,7 +70,6 @@ class Part(Victim):
             return None if process is None or process.poll() is not None else process.pid
 
     def start(self) -> None:
-        """Start the process."""
         with self._lock, self.log.open("ab") as output:
             output.write(f"--- started at {time.strftime('%H:%M:%S')}\n".encode())
             output.flush()

@@ -43,8 +43,6 @@ class Blow(NamedTuple):
 
 
 class Current(NamedTuple):
-    """A fault that is there."""
-
     fault: Fault
     undo: Undo
     began_ms: int
@@ -76,7 +74,6 @@ class Result:
 
     @property
     def faults(self) -> Counter[str]:
-        """Number of faults that were injected, by kind."""
         return Counter(blow.kind for blow in self.blows if blow.lasted_s or not blow.failure)
 
     def as_json(self) -> str:
@@ -93,8 +90,6 @@ class Result:
 
 
 class Torture:
-    """A run."""
-
     def __init__(self, scene: Scene, minutes: float) -> None:
         self._scene = scene
         self._chosen = random.Random(scene.seed)
@@ -207,7 +202,6 @@ class Torture:
     # -- the end
 
     def _drain(self) -> None:
-        """Wait until nothing is on its way."""
         self._say("draining")
         self._scene.control.sending = False
         self._scene.save_control()

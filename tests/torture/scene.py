@@ -144,7 +144,6 @@ class Scene:
             function.restart()
 
     def close(self) -> None:
-        """Stop everything."""
         self.stopping.set()
         self._closing.close()
 
@@ -216,7 +215,6 @@ class Scene:
     # -- what faults use
 
     def description(self, stage: Stage) -> LevelTopicDescription:
-        """Return the description of a level topic as it is now."""
         return topics.describe(self.admin, stage.level_topic)
 
     def wait(self, condition: Callable[[], Any], what: str, seconds: float) -> None:

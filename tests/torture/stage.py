@@ -77,16 +77,13 @@ class Stage:
 
     @property
     def level_topic(self) -> str:
-        """Full name of the level topic."""
         return f"persistent://{NAMESPACE}/_{self.name}-delay-level"
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Full names of the targets with which it begins."""
         return tuple(self.target(index) for index in range(len(self.partitions)))
 
     def target(self, index: int) -> str:
-        """Return the full name of a target."""
         return f"persistent://{NAMESPACE}/{self.name}-{index}"
 
 
@@ -113,13 +110,11 @@ def stages(once: bool) -> tuple[Stage, ...]:
 
 
 def save_connection(folder: Path, connection: Connection) -> None:
-    """Store the addresses for the parts."""
     kept = connection.model_dump(mode="json", include={"service_url", "admin_url"})
     (folder / "connection.json").write_text(json.dumps(kept))
 
 
 def load_connection(folder: Path) -> Connection:
-    """Return the addresses of the run."""
     values = json.loads((folder / "connection.json").read_text())
     return Connection(**values, operation_timeout_seconds=20)
 
@@ -157,12 +152,10 @@ class Control:
     longest_delay_ms: int = 20_000
 
     def save(self, path: Path) -> None:
-        """Replace the file."""
         _replace(path, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> Control:
-        """Read the file."""
         values = json.loads(path.read_text())
         targets = {name: TargetState(**state) for name, state in values.pop("targets").items()}
         return cls(targets, **values)

@@ -242,7 +242,6 @@ TYPED = {title: [each for each in page if each.runs] for title, page in PAGES.it
     ("title", "page"), [pytest.param(*each, id=each[0]) for each in TYPED.items() if each[1]]
 )
 def test_page(title: str, page: Sequence[Block], reader: Reader) -> None:
-    """Type everything on a page, and compare what it shows."""
     before = dict(BEFORE.get(title, {}))
     for line in before.pop("", ()):
         reader.type(line)

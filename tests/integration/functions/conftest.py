@@ -40,7 +40,6 @@ def description(world: RealWorld) -> LevelTopicDescription:
 
 @pytest.fixture
 def producer(world: RealWorld, description: LevelTopicDescription) -> Any:
-    """A producer of delayed messages."""
     return world.producer(description.targets[0], partition_strategy=description.levels)
 
 

@@ -69,7 +69,6 @@ def cluster(_shared: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def connection(cluster: Cluster) -> Connection:
-    """The addresses of both brokers."""
     return cluster.connection
 
 
@@ -84,7 +83,6 @@ def namespace(cluster: Cluster) -> str:
 
 @pytest.fixture
 def world(connection: Connection, namespace: str) -> Iterator[RealWorld]:
-    """The namespace, its clients and its admin interface."""
     with ExitStack() as stack:
         yield RealWorld(connection, stack, namespace)
 

@@ -106,7 +106,6 @@ def place(world: RealWorld, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def other(connection: Connection, tmp_path: Path) -> Iterator[Place]:
-    """Another namespace."""
     elsewhere = new_namespace(connection)
     with ExitStack() as stack:
         stack.callback(delete_namespace, connection, elsewhere)

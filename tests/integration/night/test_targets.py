@@ -38,7 +38,6 @@ def no_retention(world: RealWorld) -> None:
 
 @pytest.fixture
 def both(world: RealWorld, cli_process: Callable[..., Any], delivery: Delivery) -> Pair:
-    """A level topic with the targets ``orders`` and ``bad``."""
     return Pair(world, cli_process, delivery)
 
 

@@ -147,7 +147,6 @@ def secured(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Secured]:
-    """The test module's broker with tokens and TLS."""
     settings = getattr(request.module, "BROKER", {})
     try:
         made = Secured(tmp_path_factory.mktemp("secured"), **settings)
@@ -176,20 +175,16 @@ class Roles:
 
     @property
     def target(self) -> str:
-        """The business topic."""
         return self.description.targets[0]
 
     def load(self, role: str, **settings: Any) -> Connection:
-        """Return a connection with a role's token."""
         given = {"token": self.secured.token_of(role), "operation_timeout_seconds": 5, **settings}
         return self.secured.load(**given)
 
     def client(self, role: str, **settings: Any) -> DelayLevelClient:
-        """Return a client with a role's token that logs nothing."""
         return DelayLevelClient.from_connection(self.load(role, **settings), logger=QUIET)
 
     def admin(self, role: str) -> Admin:
-        """Return an admin client with a role's token."""
         return Admin.from_connection(self.load(role))
 
     @contextlib.contextmanager
@@ -200,13 +195,11 @@ class Roles:
 
     @contextlib.contextmanager
     def clients(self, *roles: str) -> Iterator[list[DelayLevelClient]]:
-        """Open a client of each role."""
         with contextlib.ExitStack() as stack:
             yield [stack.enter_context(contextlib.closing(self.client(role))) for role in roles]
 
     @contextlib.contextmanager
     def dispatching(self, folder: Path) -> Iterator[None]:
-        """Run a dispatcher with its own role."""
         settings = DispatchSettings(directory=folder / "spill")
         with (
             self.clients("dispatcher") as (client,),
@@ -236,7 +229,6 @@ class Roles:
 
     @staticmethod
     def grant_on(owner: Admin, topic: TopicName, role: str, actions: str) -> None:
-        """Grant actions on one topic."""
         owner._rest.post(f"{topic.rest_path}/permissions/{role}", actions.split(", "))
 
 
