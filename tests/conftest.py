@@ -1,15 +1,5 @@
 """Fixtures for every test: a real broker, and an environment without the developer's settings.
 
-``connection``      the address of a broker: the shared embedded one, or the one given by
-                    DELAYLEVEL_TEST_SERVICE_URL and DELAYLEVEL_TEST_ADMIN_URL
-``client``          a ``pulsar.Client`` for that broker
-``namespace``       the test's own namespace, ``public/test-…``, made ahead and deleted later
-``broker``          the shared embedded broker itself, one for all processes that run tests
-``broker_with``     ``broker_with({"brokerDeduplicationEnabled": True})``: an embedded broker with
-                    these settings, shared by the tests of a group (see ``parallel``) with the same
-                    settings
-``private_broker``  makes brokers for one test, which may kill and restart them
-
 Where Java or Maven is missing, tests that need a broker are skipped; in CI they fail.
 
 `make pytest` runs the tests in several processes: see ``parallel``.
@@ -192,7 +182,7 @@ def _embedded(
 
 @pytest.fixture(scope="session")
 def broker_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerFactory]:
-    """``broker_with(conf, functions=False)``: a broker shared by tests with the same settings."""
+    """``broker_with(conf, functions=False)``: a broker shared by the tests of a group with them."""
 
     def get(conf: Conf | None = None, functions: bool = False) -> EmbeddedBroker:
         key = _key({**FAST_CONF, **(conf or {})}, functions)

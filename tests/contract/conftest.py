@@ -1,7 +1,5 @@
 """Fixtures of the contract suite: each test runs in memory and on a real broker (``-m broker``).
 
-``world``   a Pulsar for the test, with a namespace of its own
-
 The suite shows that the in-memory Pulsar behaves like the real one: a difference between them
 fails one of the two runs. The tests of a module with ``WORLDS`` run in these.
 """

@@ -261,35 +261,6 @@ def not_opened(roles: Any) -> set[str]:
     return {line.split()[6] for line in says if "-delay-level-partition" in line}
 
 
-def test_a_prefix_of_subscriptions_is_refused_reported_and_survived(roles: Any) -> None:
-    description, mode = roles.description, "namespaces/public/default/subscriptionAuthMode"
-    with roles.client("sender") as client:
-        producer = client.create_producer(roles.target, enable_delay_level_topic=True)
-        producer.send(b"x", deliver_after=timedelta(seconds=2))
-    with roles.owner() as owner, closing(roles.load("mover").open_client(logger=QUIET)) as client:
-        owner._rest.post(mode, "Prefix")
-        another = replace(description, topic=f"{description.topic}-more")
-        with pytest.raises(UnsafeNamespaceError, match="set-subscription-auth-mode"):
-            topics.create(owner, another)
-        assert not owner.topic_exists(another.name)
-        with serving_movers(client, roles.admin("mover"), description.topic) as movers:
-
-            def stats() -> Any:
-                return movers.stats()[description.topic]
-
-            eventually(lambda: stats().state == "failing", "the refusal")
-            assert "AuthorizationError" in stats().problem
-            assert f"`delaylevel doctor {description.topic}`" in stats().problem
-            token = roles.secured.load(token=roles.secured.token)
-            found = {item.check: item for item in examine(token, description.topic)}
-            assert found["subscription prefix"].state is State.FAILED
-            # The mover's role may not read the rules, but it sees what they forbid.
-            assert not_opened(roles) >= {"consumer", "reader"}
-            owner._rest.post(mode, "None")
-            eventually(lambda: stats().counts["window"] == 1, "the hand-off")
-            assert "consumer" not in not_opened(roles), "what docs/security.md grants is enough"
-
-
 @pytest.mark.parametrize("how", ["lapse", "spoil", "empty", "remove"])
 def test_a_producer_and_a_dispatcher_survive_expired_tokens(
     how: str,
@@ -347,3 +318,32 @@ def test_a_producer_and_a_dispatcher_survive_expired_tokens(
     said = program.log.read_bytes() + program.log.with_suffix(".out").read_bytes()
     given = [token for file in tokens.values() for token in file.given]
     assert tokens_in(given, [("the program's output", said)]) == []
+
+
+def test_a_prefix_of_subscriptions_is_refused_reported_and_survived(roles: Any) -> None:
+    description, mode = roles.description, "namespaces/public/default/subscriptionAuthMode"
+    with roles.client("sender") as client:
+        producer = client.create_producer(roles.target, enable_delay_level_topic=True)
+        producer.send(b"x", deliver_after=timedelta(seconds=2))
+    with roles.owner() as owner, closing(roles.load("mover").open_client(logger=QUIET)) as client:
+        owner._rest.post(mode, "Prefix")
+        another = replace(description, topic=f"{description.topic}-more")
+        with pytest.raises(UnsafeNamespaceError, match="set-subscription-auth-mode"):
+            topics.create(owner, another)
+        assert not owner.topic_exists(another.name)
+        with serving_movers(client, roles.admin("mover"), description.topic) as movers:
+
+            def stats() -> Any:
+                return movers.stats()[description.topic]
+
+            eventually(lambda: stats().state == "failing", "the refusal")
+            assert "AuthorizationError" in stats().problem
+            assert f"`delaylevel doctor {description.topic}`" in stats().problem
+            token = roles.secured.load(token=roles.secured.token)
+            found = {item.check: item for item in examine(token, description.topic)}
+            assert found["subscription prefix"].state is State.FAILED
+            # The mover's role may not read the rules, but it sees what they forbid.
+            assert not_opened(roles) >= {"consumer", "reader"}
+            owner._rest.post(mode, "None")
+            eventually(lambda: stats().counts["window"] == 1, "the hand-off")
+            assert "consumer" not in not_opened(roles), "what docs/security.md grants is enough"
