@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import tempfile
 import threading
 from collections import Counter
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +15,9 @@ from typing import Any
 import pytest
 
 from delaylevel.cluster.port import ClientStats, PartitionStats, SubscriptionStats
-from delaylevel.dispatcher import Dispatcher, DispatchSettings, assignment, service
+from delaylevel.dispatcher import Dispatcher, DispatchSettings, assignment, owner, service
 from delaylevel.dispatcher.assignment import GroupState, Membership, assign
+from delaylevel.dispatcher.fetcher import BATCHES_AHEAD
 from delaylevel.dispatcher.service import ServedTopic
 from delaylevel.dispatcher.stats import OwnerStats, SharedOwnerStats
 from delaylevel.errors import (
@@ -26,9 +29,10 @@ from delaylevel.errors import (
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import ALL, SUBSCRIPTION, FinalWindow, Pauses
 from delaylevel.model.topic_name import TopicName
-from delaylevel.structures.segments.pending import SpillError
+from delaylevel.structures.segments.pending import PendingSegments, SpillError
+from delaylevel.testing import MemoryPulsar
 from delaylevel.topics.roster import DescriptionCache
-from support.fakes import describe
+from support.fakes import SmallDisk, describe
 from support.seeds import seeds
 
 UNUSED: Any = None
@@ -324,3 +328,54 @@ def test_a_process_rests_once_all_partitions_have_owners_and_it_has_its_share(
         topic.group = GroupState(members, dict.fromkeys(range(owned), "somebody"))
     topic.owners = dict.fromkeys(range(own), UNUSED)
     assert topic.is_alone is rests
+
+
+BUDGET, SIZE, BATCH = 1 << 20, 1_000, 1_000
+
+
+@pytest.mark.parametrize("free", [0, 500_000])
+@pytest.mark.parametrize("is_open", [True, False], ids=["owner", "takeover"])
+def test_a_full_disk_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, is_open: bool
+) -> None:
+    """Messages of 6 MB for a window with 1 MiB come out once, and the next ones are not read."""
+    disk = SmallDisk(free)
+    most, states = 0, set()
+
+    class Measured(PendingSegments):
+        def __init__(self, _: Path | None, **options: Any) -> None:
+            path = Path(tempfile.mkdtemp(dir=tmp_path))
+            super().__init__(path, **{**options, "budget_bytes": BUDGET, "opener": disk})
+
+        def append(self, *args: Any, **options: Any) -> None:
+            nonlocal most
+            super().append(*args, **options)
+            most = max(most, self.memory_bytes)
+
+    def note(self: SharedOwnerStats, **values: object) -> None:
+        states.add(values.get("state"))
+        change(self, **values)
+
+    change = SharedOwnerStats.set
+    monkeypatch.setattr(owner, "PendingSegments", Measured)
+    monkeypatch.setattr(SharedOwnerStats, "set", note)
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, final_window="tracker"
+        )
+        due_ms = [random.Random(7).randrange(60_000, 600_000) for _ in range(6 * BATCH)]
+        bodies = [b"%6d" % number + bytes(SIZE) for number in range(len(due_ms))]
+        for body, each in zip(bodies, due_ms, strict=True):
+            after = timedelta(milliseconds=each)
+            producer.send_async(body, None, deliver_after=after, partition_key="k")
+        producer.flush()
+        if is_open:
+            memory.advance(timedelta(seconds=599))
+        else:
+            memory.clock.advance(timedelta(minutes=20))  # all is due before anybody reads it
+            memory.advance(timedelta())
+            assert memory.delivered("orders")  # although not everything could be read
+        memory.advance(timedelta(minutes=20))
+        assert sorted(message.data or b"" for message in memory.delivered("orders")) == bodies
+    assert states >= {"disk full", "releasing"}
+    assert most <= BUDGET + (BATCHES_AHEAD + 1) * BATCH * (SIZE + 500)
