@@ -169,11 +169,7 @@ def test_the_removal_is_effective() -> None:
 
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 SETUP = configparser.ConfigParser()
-
-
 SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
-
-
 unfit = load("tools/check_wheel.py").unfit
 
 
