@@ -45,8 +45,6 @@ LEVELS = Levels(
 # For the window, the second level, and the first.
 NEAR, LATER, FAR = timedelta(minutes=10), timedelta(hours=9), timedelta(days=2, minutes=5)
 DAYS, HOURS, WINDOW = (f"orders-delay-level{suffix}" for suffix in ("", "-8h", "-window"))
-
-
 WORLDS = ("memory", "asyncio", "real")
 CLOSED = (pulsar.AlreadyClosed, pulsar.asyncio.PulsarException)
 #: For what is refused before anything reaches a broker.

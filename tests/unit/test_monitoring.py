@@ -472,7 +472,6 @@ def test_a_rule_fires_when_it_should(
     good: dict[Labels, tuple[float, float]],
 ) -> None:
     (expression,) = [each["expr"] for each in RULES if each["alert"] == f"DelayLevel{rule}"]
-
     assert evaluate(expression, bad)
     assert not evaluate(expression, good)
 

@@ -15,8 +15,6 @@ from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler, Task, TaskQu
 from support.seeds import seeds
 
 TIMEOUT_S = 30
-
-
 PATIENCE_S = {True: 0.05, False: 0.5}  # of quick steps, and of those that may wait
 PLACES, TASKS = 2, 6
 

@@ -41,8 +41,6 @@ RETRY = f"{ORDERS}-billing-RETRY"
 FAR, HOUR = timedelta(days=3), timedelta(hours=1)
 FAR_MS = FAR // timedelta(milliseconds=1)
 LEVELS = Levels([PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=30))])
-
-
 #: For each pair, with its rule: stories, and their ends. An end is the number of times that the
 #: message reached its topic (for a retry: that the listener handled it), then `letter` if it is a
 #: dead letter, and the outcome of its cancellation. `broker:` is the other final window.
