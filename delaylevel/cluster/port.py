@@ -16,12 +16,7 @@ from delaylevel.model.topic_name import TopicName
 
 @dataclass(frozen=True)
 class TopicMetadata:
-    """Metadata of a topic.
-
-    Attributes:
-        partitions: number of partitions; 0 for a topic that is not partitioned.
-        properties: the topic's own properties.
-    """
+    """Number of partitions (0 if it is not partitioned) and own properties of a topic."""
 
     partitions: int
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -29,142 +24,81 @@ class TopicMetadata:
 
 @dataclass(frozen=True)
 class SchemaVersion:
-    """One version of a topic's schema.
+    """One version of a topic's schema."""
 
-    Attributes:
-        type: Pulsar's name of the type: ``AVRO``, ``JSON``, ``STRING`` …
-        definition: the definition as text; empty for primitive types.
-        version: the number of the version, from 0.
-        properties: the schema's properties.
-    """
-
-    type: str
-    definition: str
-    version: int
+    type: str  # Pulsar's name: `AVRO`, `JSON`, `STRING` …
+    definition: str  # empty for primitive types
+    version: int  # from 0
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LedgerInfo:
-    """One ledger of a partition.
-
-    Attributes:
-        ledger: the ledger ID.
-        entries: number of entries, including acknowledged ones.
-        size: number of bytes of these entries; 0 if it is unknown.
-    """
+    """One ledger of a partition; acknowledged entries count, too."""
 
     ledger: int
     entries: int
-    size: int = field(default=0, compare=False)
+    size: int = field(default=0, compare=False)  # bytes; 0 if it is unknown
 
 
 @dataclass(frozen=True)
 class ClientStats:
-    """One connected consumer or producer.
+    """One connected consumer or producer."""
 
-    Attributes:
-        name: its name; generated unless the application sets it.
-        address: the address of the client, ``host:port``; empty for a producer.
-        connected_since: time of the connection as the broker writes it, ISO-8601; may be empty.
-        properties: its own properties.
-    """
-
-    name: str
-    address: str = ""
-    connected_since: str = ""
+    name: str  # generated unless the application sets it
+    address: str = ""  # `host:port`; empty for a producer
+    connected_since: str = ""  # as the broker writes it, ISO-8601; may be empty
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SubscriptionStats:
-    """One subscription of a partition.
+    """One subscription of a partition."""
 
-    Attributes:
-        backlog_entries: number of entries that are not acknowledged. A batch is one entry.
-        oldest_publish_ms: publish time of the oldest entry that is not acknowledged, ms since the
-            epoch; None without a backlog.
-        type: ``Exclusive``, ``Shared``, ``Failover``, ``Key_Shared``; ``None`` if it had no
-            consumer since the broker opened the partition.
-        durable: True if it survives its consumers.
-        consumers: the connected consumers.
-        messages_out: number of messages delivered since the broker opened the partition.
-        acknowledged_ms: time of the last cumulative progress since the broker opened the
-            partition, ms since the epoch; None without any.
-    """
-
-    backlog_entries: int
-    oldest_publish_ms: int | None = None
-    type: str = "None"
+    backlog_entries: int  # that are not acknowledged; a batch is one entry
+    oldest_publish_ms: int | None = None  # of these entries
+    type: str = "None"  # if it had no consumer since the broker opened the partition
     durable: bool = True
     consumers: tuple[ClientStats, ...] = ()
+    # Since the broker opened the partition: number of messages delivered, and time of the last
+    # cumulative progress.
     messages_out: int = 0
     acknowledged_ms: int | None = None
 
 
 @dataclass(frozen=True)
 class PartitionStats:
-    """Statistics of one partition, or of a topic that is not partitioned.
+    """Statistics of one partition, or of a topic that is not partitioned."""
 
-    Attributes:
-        storage_bytes: size of its ledgers, including acknowledged entries that still exist.
-        subscriptions: statistics of its subscriptions, by name.
-        deduplication: True if the broker drops messages that a named producer sends twice; None
-            if unknown.
-        messages_in: number of messages published since the broker opened it.
-        publishers: the connected producers, with their settings as far as the broker tells them.
-        replicated: True if the broker copies its messages to another cluster.
-    """
-
-    storage_bytes: int
+    storage_bytes: int  # of its ledgers, including acknowledged entries that still exist
     subscriptions: Mapping[str, SubscriptionStats]
-    deduplication: bool | None = None
-    messages_in: int = 0
+    deduplication: bool | None = None  # None if unknown
+    messages_in: int = 0  # published since the broker opened it
     publishers: tuple[ClientStats, ...] = ()
-    replicated: bool = False
+    replicated: bool = False  # to another cluster
 
 
 #: All types of subscriptions, as the broker calls them.
 SUBSCRIPTION_TYPES = frozenset({"Exclusive", "Failover", "Shared", "Key_Shared"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClientLimits:
-    """Limits of the clients of a topic; None for the limit of the next higher place.
+@dataclass(frozen=True)
+class TopicPolicies:
+    """Policies of a single topic; None for a policy that is unset, or left unchanged.
 
-    A topic's own limits override those of its namespace, and these the broker's. 0 is no limit.
-
-    Attributes:
-        subscription_types: types of subscriptions that are allowed.
-        max_producers: number of producers of a partition at the same time.
+    They override those of its namespace, and these the broker's. A maximum of 0 is no limit.
     """
 
     subscription_types: frozenset[str] | None = None
-    max_producers: int | None = None
-
-
-@dataclass(frozen=True)
-class TopicPolicies(ClientLimits):
-    """Policies of a single topic; None for a policy that is unset, or left unchanged.
-
-    Attributes:
-        max_consumers: number of consumers and readers of a partition.
-        max_consumers_per_subscription: number of consumers of one subscription.
-        max_subscriptions: number of subscriptions of a partition; each reader has one.
-        message_ttl_s: seconds after which unacknowledged messages expire; 0 for never.
-        delete_while_inactive: True if the broker may delete the topic while nobody is connected.
-        replication_clusters: the clusters that have its messages, including its own.
-        deduplication: True to drop messages that a named producer sends twice. It takes effect
-            later: see :class:`PartitionStats`. ``topic_policies()`` does not return it.
-    """
-
-    message_ttl_s: int | None = None
-    delete_while_inactive: bool | None = None
-    replication_clusters: frozenset[str] | None = None
+    max_producers: int | None = None  # of a partition, as the others
+    message_ttl_s: int | None = None  # 0: messages never expire
+    delete_while_inactive: bool | None = None  # True: it may be deleted while nobody is connected
+    replication_clusters: frozenset[str] | None = None  # including its own
+    # It takes effect later: see `PartitionStats`. `topic_policies()` does not return it.
     deduplication: bool | None = None
-    max_consumers: int | None = None
+    max_consumers: int | None = None  # readers count, too
     max_consumers_per_subscription: int | None = None
-    max_subscriptions: int | None = None
+    max_subscriptions: int | None = None  # each reader has one
 
 
 #: The type of a backlog quota that limits the size.
@@ -173,17 +107,11 @@ BY_SIZE = "destination_storage"
 
 @dataclass(frozen=True)
 class BacklogQuota:
-    """Limit of the unacknowledged messages in each topic of a namespace.
+    """Limit of the unacknowledged messages in each topic of a namespace."""
 
-    Attributes:
-        type: ``destination_storage`` (by size) or ``message_age`` (by time).
-        limit: maximum size in bytes, or maximum age in seconds.
-        policy: ``producer_request_hold``, ``producer_exception`` or ``consumer_backlog_eviction``.
-    """
-
-    type: str
-    limit: int
-    policy: str
+    type: str  # `destination_storage` (by size) or `message_age` (by time)
+    limit: int  # bytes or seconds
+    policy: str  # `producer_request_hold`, `producer_exception` or `consumer_backlog_eviction`
 
     @property
     def by_size(self) -> bool:
@@ -192,73 +120,47 @@ class BacklogQuota:
 
 
 @dataclass(frozen=True)
-class NamespacePolicies(ClientLimits):
-    """Policies of a namespace; None for the broker's default.
+class NamespacePolicies:
+    """Policies of a namespace; None for the broker's default."""
 
-    Attributes:
-        subscription_expiration_min: minutes after which an unused subscription is deleted; 0 for
-            never.
-        backlog_quotas: the namespace's own quotas, without those that limit nothing.
-        replication_clusters: the clusters that have its messages, including its own.
-        encryption_required: True if producers that do not encrypt are refused.
-        subscription_prefix: True if the name of a subscription must begin with the consumer's role.
-    """
-
-    subscription_expiration_min: int | None = None
-    backlog_quotas: tuple[BacklogQuota, ...] = ()
-    replication_clusters: frozenset[str] = frozenset()
-    encryption_required: bool = False
-    subscription_prefix: bool = False
+    subscription_expiration_min: int | None = None  # 0: unused subscriptions are never deleted
+    backlog_quotas: tuple[BacklogQuota, ...] = ()  # its own, without those that limit nothing
+    replication_clusters: frozenset[str] = frozenset()  # including its own
+    encryption_required: bool = False  # of producers
+    subscription_prefix: bool = False  # a subscription's name must begin with the consumer's role
+    subscription_types: frozenset[str] | None = None
+    max_producers: int | None = None
 
 
 @dataclass(frozen=True)
-class BrokerSettings(ClientLimits):
-    """The relevant part of the broker's own configuration; None without permission to read it.
-
-    Attributes:
-        cluster: the name of the cluster.
-        topic_policies: True if policies can be set for single topics.
-        max_partitions: maximum number of partitions of a topic; 0 for no limit.
-        subscription_expiration_min: the default for namespaces; 0 for never.
-        backlog_quotas: the defaults for namespaces, without those that limit nothing.
-        encryption_required: True if producers that do not encrypt are refused.
-        authorization: True if roles have rights only where they were granted.
-    """
+class BrokerSettings:
+    """The relevant part of the broker's own configuration; None without permission to read it."""
 
     cluster: str | None = None
-    topic_policies: bool | None = None
+    topic_policies: bool | None = None  # True if policies can be set for single topics
     max_partitions: int | None = None
+    # Defaults for namespaces.
     subscription_expiration_min: int | None = None
     backlog_quotas: tuple[BacklogQuota, ...] = ()
     encryption_required: bool | None = None
-    authorization: bool | None = None
+    subscription_types: frozenset[str] | None = None
+    max_producers: int | None = None
+    authorization: bool | None = None  # True if roles have rights only where they were granted
 
 
 @dataclass(frozen=True)
 class DelayedDelivery:
-    """Delayed-delivery policy of a topic.
+    """Delayed-delivery policy of a topic."""
 
-    Attributes:
-        active: False if the broker delivers delayed messages at once.
-        tick_ms: precision of the delivery time, ms.
-        max_delay_ms: longest delay that the broker accepts, ms; 0 for no limit.
-        fixed_delay_ms: delay of every message, whatever its own delivery time, ms; 0 for none.
-    """
-
-    active: bool
-    tick_ms: int
-    max_delay_ms: int = 0
-    fixed_delay_ms: int = 0
+    active: bool  # False: delayed messages are delivered at once
+    tick_ms: int  # precision of the delivery time
+    max_delay_ms: int = 0  # 0 for no limit
+    fixed_delay_ms: int = 0  # of every message, whatever its own delivery time; 0 for none
 
 
 @dataclass(frozen=True)
 class AcknowledgedRange:
-    """Range of entries that are acknowledged individually, after the mark-delete position.
-
-    Attributes:
-        ledger: the ledger of the entries.
-        first, last: the first and the last entry.
-    """
+    """Range of entries, with its ends, that are acknowledged after the mark-delete position."""
 
     ledger: int
     first: int
@@ -274,7 +176,7 @@ class TopicAdmin(Protocol):
     Any number of threads may use an implementation at once. No call acknowledges, moves or expires
     a message, except ``expire_messages``, and only the ``create_…`` calls create a topic. Unless a
     method documents otherwise, calls raise :class:`~delaylevel.errors.NotFoundError` for a topic,
-    namespace or position that does not exist, and
+    namespace, subscription or position that does not exist, and
     :class:`~delaylevel.errors.BrokerUnreachableError` without an answer.
 
     A "topic" is any persistent topic without a partition number. A "partition" is one partition
@@ -294,10 +196,9 @@ class TopicAdmin(Protocol):
         """
 
     def topic_exists(self, topic: TopicName) -> bool:
-        """Return true if the topic exists, partitioned or not; never create it.
+        """Return True if the topic, partitioned or not, or the partition exists; never create it.
 
-        A partition exists if the topic was created or expanded with it. The answer is also False
-        if the namespace does not exist.
+        The answer is also False if the namespace does not exist.
         """
 
     def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
@@ -320,8 +221,7 @@ class TopicAdmin(Protocol):
     def delete(self, topic: TopicName, *, force: bool = False) -> None:
         """Delete a topic, partitioned or not, with its data and subscriptions.
 
-        Args:
-            force: True to disconnect producers and consumers first.
+        With ``force``, disconnect producers and consumers first.
 
         Raises:
             ConflictError: a client is connected, and ``force`` is False. Partitions without a
@@ -340,10 +240,8 @@ class TopicAdmin(Protocol):
     ) -> None:
         """Create a durable subscription on every partition of a topic.
 
+        It begins at the first stored message, or after the last one if not ``earliest``.
         Partitions that have it already keep its position.
-
-        Args:
-            earliest: True to start at the first stored message; otherwise after the last one.
 
         Raises:
             ConflictError: every partition has it already; nothing was changed.
@@ -351,9 +249,9 @@ class TopicAdmin(Protocol):
         """
 
     def last_message_id(self, partition: TopicName) -> Position | None:
-        """Return the position of a partition's last message (batch -1: unbatched).
+        """Return the position of a partition's last message (batch -1: unbatched), if any.
 
-        None if nothing is stored. The message may be acknowledged already.
+        The message may be acknowledged already.
         """
 
     def open_transaction_at(self, partition: TopicName) -> Position | None:
@@ -364,14 +262,11 @@ class TopicAdmin(Protocol):
         """
 
     def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
-        """Return the start of the first entry published at or after a time; None if there is none.
+        """Return the start of the first entry published at or after a time (ms), if any.
 
         Publish times are the producers' own, and the search is binary: if they are not in order,
         the result may be off by the difference of the clocks. A batch has the publish time of its
         first message. The entry may be acknowledged already.
-
-        Args:
-            publish_ms: the time, ms since the epoch.
         """
 
     def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
@@ -384,23 +279,13 @@ class TopicAdmin(Protocol):
         """Return the position up to which a subscription has acknowledged everything.
 
         Its entry is -1 if nothing of the ledger is acknowledged.
-
-        Raises:
-            NotFoundError: the partition or the subscription does not exist.
         """
 
     def expire_messages(self, partition: TopicName, subscription: str, older_than_s: int) -> None:
-        """Acknowledge the messages of a subscription that were published long ago.
-
-        Args:
-            older_than_s: least age of a message, in s. The broker stops at the first newer one.
-        """
+        """Acknowledge a subscription's messages of at least this age, up to the first newer one."""
 
     def schemas(self, topic: TopicName) -> list[SchemaVersion]:
-        """Return every version of the topic's schema, oldest first.
-
-        Empty if the topic has no schema or does not exist.
-        """
+        """Return every version of the topic's schema, oldest first; none if there is no topic."""
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
         """Return the statistics of one partition."""
@@ -427,9 +312,9 @@ class TopicAdmin(Protocol):
         """Return the policies that are set for the topic itself."""
 
     def retains(self, topic: TopicName) -> bool:
-        """Return True if the broker keeps what is published to a topic without subscriptions.
+        """Return True if a topic has a retention, so that it keeps messages without subscriptions.
 
-        That is its retention. False, too, if this role may not read it.
+        False, too, if this role may not read it.
         """
 
     def max_message_size(self, topic: TopicName) -> int | None:
@@ -443,27 +328,16 @@ class TopicAdmin(Protocol):
         """
 
     def expand(self, topic: TopicName, partitions: int) -> None:
-        """Add partitions to a partitioned topic, with its subscriptions.
-
-        Args:
-            partitions: the new number of partitions.
+        """Expand a partitioned topic, with its subscriptions, to this number of partitions.
 
         Raises:
             AdminError: 422 if it has more already.
         """
 
     def terminate(self, topic: TopicName) -> None:
-        """Terminate a topic, partitioned or not: for ever, it refuses messages.
-
-        Raises:
-            NotFoundError: it does not exist.
-        """
+        """Let a topic, partitioned or not, refuse messages for ever; stored ones can be read."""
 
     def acknowledged_ranges(
         self, partition: TopicName, subscription: str
     ) -> tuple[AcknowledgedRange, ...]:
-        """Return the entries acknowledged after the mark-delete position, in order.
-
-        Raises:
-            NotFoundError: the partition or the subscription does not exist.
-        """
+        """Return the entries acknowledged after the mark-delete position, in order."""
