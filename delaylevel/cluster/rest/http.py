@@ -53,24 +53,15 @@ _SLOW_S = 30.0
 
 @dataclass(eq=False)
 class Address:
-    """The base URL of one broker, and what is known of it; each field is written atomically.
+    """The base URL of one broker, and what is known of it, for all clients and threads."""
 
-    All clients of a process share it, in any number of threads.
-
-    Attributes:
-        answered_s: time of its last answer, by the monotonic clock.
-        failed: True if it has not answered since its last failure.
-        probe_at_s: time from which it may be asked for a sign of life, if it hangs; else None.
-        slow_until_s: time until which a slow answer is waited for.
-        probing: held while it is asked for a sign of life.
-    """
-
+    # Each field is written atomically; times are monotonic.
     url: str
-    answered_s: float = float("-inf")
-    failed: bool = False
-    probe_at_s: float | None = None
-    slow_until_s: float = float("-inf")
-    probing: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    answered_s: float = float("-inf")  # its last answer
+    failed: bool = False  # since its last answer
+    probe_at_s: float | None = None  # it hangs, and may be asked for a sign of life from then on
+    slow_until_s: float = float("-inf")  # a slow answer is waited for
+    probing: threading.Lock = field(default_factory=threading.Lock)  # held meanwhile
 
     @property
     def host(self) -> str:
@@ -217,11 +208,7 @@ class Rest:
         self._pool = urllib3.PoolManager(maxsize=128, **tls)
 
     def within(self, timeout_s: float) -> Rest:
-        """Return the same client for callers that wait no longer for an answer.
-
-        If a broker that lives does not answer by then, no other one is tried: the request may take
-        as long there.
-        """
+        """Return the same client for callers that wait no longer for an answer."""
         found = copy.copy(self)
         found._timeout_s, found._is_hasty = min(timeout_s, self._timeout_s), True
         return found
@@ -257,13 +244,7 @@ class Rest:
         data: bytes | None = None,
         api: str = "v2",
     ) -> urllib3.BaseHTTPResponse:
-        """Send a request and return the successful answer.
-
-        It is repeated for 1.7 s while the broker answers 503.
-
-        Args:
-            api: the version of the interface: ``v2``, or ``v3`` for functions.
-        """
+        """Send a request, again for 1.7 s while it is answered with 503; return the success."""
         token = self._token() if callable(self._token) else self._token
         headers = {"Accept": "application/json"}
         if token:
@@ -294,7 +275,7 @@ class Rest:
             except urllib3.exceptions.HTTPError as error:
                 failure = failure or error
                 if self._is_hasty and _is_timeout(error) and address.probe_at_s is None:
-                    break  # it lives
+                    break  # it lives, and the request may take as long at another one
                 continue
             return self._follow(call, address, url, answer)
         raise BrokerUnreachableError(
@@ -357,13 +338,7 @@ class Rest:
     def _ask(
         self, call: _Call, address: Address, url: str, whole_s: float, *, short: bool
     ) -> urllib3.BaseHTTPResponse:
-        """Send one request, and note if the broker answers.
-
-        Args:
-            short: True to fail at once while the broker hangs, and to give a read up early if it
-                turns out to hang. A broker that lives is asked once more, with all the time that it
-                may take.
-        """
+        """Send one request, and note if the broker answers; `short`: not if it is known to hang."""
         if short and not self._lives(address):
             raise urllib3.exceptions.TimeoutError("no answer in time")
         is_slow = time.monotonic() < address.slow_until_s
@@ -377,6 +352,7 @@ class Rest:
                     if not self._gives_sign(address):
                         address.no_answer(error)
                         raise
+                    # It lives: it is asked once more, with all the time that it may take.
                     address.slow_until_s = time.monotonic() + _SLOW_S
                     answer = self._once(call, url, whole_s)
             else:
@@ -416,14 +392,10 @@ class Rest:
         if token:
             reason = reason.replace(token, "…")
         kind = _ERRORS.get(answer.status, AdminError)
-        advice = (
-            _permission_advice(token, self._token_named) if kind is PermissionDeniedError else ""
-        )
-        return kind(
-            f"{method} {path} was refused with {answer.status}: {reason}{advice}",
-            status=answer.status,
-            reason=reason,
-        )
+        text = f"{method} {path} was refused with {answer.status}: {reason}"
+        if kind is PermissionDeniedError:
+            text += _permission_advice(token, self._token_named)
+        return kind(text, status=answer.status, reason=reason)
 
 
 def _permission_advice(token: str | None, named: str) -> str:
@@ -451,10 +423,7 @@ def _expired_ms(token: str) -> int | None:
 
 
 def _redirection(url: str, answer: urllib3.BaseHTTPResponse) -> str | None:
-    """Return the URL to which an answer redirects; None if it is not a redirect.
-
-    Pulsar redirects with 307 to the broker that owns the topic.
-    """
+    """Return the URL to which an answer redirects, as to the owner of a topic, or None."""
     place = answer.headers.get("Location")
     if answer.status not in (307, 308) or not place:
         return None
