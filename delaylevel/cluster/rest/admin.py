@@ -55,7 +55,6 @@ _ALL_S = 5.0
 _ONE_BY_ONE_S = 30.0
 _ONE_S = 10.0
 
-
 # Parameters of requests for statistics.
 _STATS = {
     "getPreciseBacklog": "true",
@@ -144,7 +143,21 @@ class Admin(TopicAdmin):
         return self._rest.request("GET", "brokers/version").data.decode().strip().strip('"')
 
     def broker_settings(self) -> BrokerSettings:
-        return _broker_settings(self._get_if("brokers/configuration/runtime", _REFUSED) or {})
+        # All its values are strings.
+        value = self._get_if("brokers/configuration/runtime", _REFUSED) or {}
+        policies = (_flag(value, "topicLevelPoliciesEnabled"), _flag(value, "systemTopicEnabled"))
+        types = re.findall(r"\w+", value.get(_TYPES, ""))  # "[Shared, Failover]"
+        return BrokerSettings(
+            cluster=value.get("clusterName") or None,
+            topic_policies=None if None in policies else all(policies),
+            max_partitions=_number(value, "maxNumPartitionsPerPartitionedTopic"),
+            subscription_expiration_min=_number(value, "subscriptionExpirationTimeMinutes"),
+            backlog_quotas=_default_quotas(value),
+            encryption_required=_flag(value, "encryptionRequireOnProducer"),
+            authorization=_flag(value, "authorizationEnabled"),
+            subscription_types=frozenset(types) or None,
+            max_producers=_number(value, "maxProducersPerTopic"),
+        )
 
     def runtime_configuration(self) -> dict[str, str]:
         """Return all settings of the running broker.
@@ -179,16 +192,31 @@ class Admin(TopicAdmin):
     # --- namespaces ------------------------------------------------------------------------
 
     def namespace_policies(self, namespace: str) -> NamespacePolicies:
-        return _namespace_policies(self._rest.get(f"namespaces/{encoded(namespace)}"))
+        value = self._rest.get(f"namespaces/{encoded(namespace)}")
+        quotas = []
+        for kind, quota in (value.get("backlog_quota_map") or {}).items():
+            limit = quota.get("limitSize" if kind == BY_SIZE else "limitTime", -1)
+            if limit > 0 or (limit == 0 and kind == BY_SIZE):  # others limit nothing
+                quotas.append(BacklogQuota(kind, limit, str(quota.get("policy", ""))))
+        return NamespacePolicies(
+            subscription_expiration_min=value.get("subscription_expiration_time_minutes"),
+            backlog_quotas=tuple(sorted(quotas, key=lambda quota: quota.type)),
+            replication_clusters=frozenset(value.get("replication_clusters") or ()),
+            encryption_required=bool(value.get("encryption_required")),
+            subscription_prefix=value.get("subscription_auth_mode") == "Prefix",
+            subscription_types=frozenset(value.get("subscription_types_enabled") or ()) or None,
+            max_producers=value.get("max_producers_per_topic"),
+        )
 
     def list_topics(self, namespace: str) -> list[TopicName]:
         """Return all partitions and all non-partitioned topics of a namespace, sorted."""
-        names = self._rest.get(f"persistent/{encoded(namespace)}") or ()
-        return sorted(TopicName.parse(name) for name in names)
+        return self._topics_at(f"persistent/{encoded(namespace)}")
 
     def list_partitioned_topics(self, namespace: str) -> list[TopicName]:
-        names = self._rest.get(f"persistent/{encoded(namespace)}/partitioned") or ()
-        return sorted(TopicName.parse(name) for name in names)
+        return self._topics_at(f"persistent/{encoded(namespace)}/partitioned")
+
+    def _topics_at(self, path: str) -> list[TopicName]:
+        return sorted(map(TopicName.parse, self._rest.get(path) or ()))
 
     def list_namespaces(self, tenant: str) -> list[str]:
         return sorted(self._rest.get(f"namespaces/{encoded(tenant)}") or ())
@@ -224,10 +252,9 @@ class Admin(TopicAdmin):
 
     def delete(self, topic: TopicName, *, force: bool = False) -> None:
         end = "/partitions" if self.partitioned_metadata(topic).partitions else ""
-        self._rest.delete(f"{topic.rest_path}{end}", force="true" if force else "false")
+        self._rest.delete(f"{topic.rest_path}{end}", force=str(force).lower())
 
     def terminate(self, topic: TopicName) -> None:
-        """Terminate a topic, which then refuses messages; stored messages can still be read."""
         end = "/partitions" if self.partitioned_metadata(topic).partitions else ""
         self._rest.post(f"{topic.rest_path}/terminate{end}")
 
@@ -264,12 +291,12 @@ class Admin(TopicAdmin):
         )
 
     def retains(self, topic: TopicName) -> bool:
-        value = self._get_if(f"{topic.rest_path}/retention", _REFUSED, applied="true")
-        if not value:
-            namespace = encoded(topic.namespace_path)
-            value = self._get_if(f"namespaces/{namespace}/retention", _REFUSED)
-        if not value:
-            value = self._get_if("brokers/configuration/runtime", _REFUSED) or {}
+        value = (
+            self._get_if(f"{topic.rest_path}/retention", _REFUSED, applied="true")
+            or self._get_if(f"namespaces/{encoded(topic.namespace_path)}/retention", _REFUSED)
+            or self._get_if("brokers/configuration/runtime", _REFUSED)
+            or {}
+        )
         age = value.get("retentionTimeInMinutes", value.get("defaultRetentionTimeInMinutes", 0))
         size = value.get("retentionSizeInMB", value.get("defaultRetentionSizeInMB", 0))
         return int(age) != 0 and int(size) != 0
@@ -332,8 +359,7 @@ class Admin(TopicAdmin):
         self, topic: TopicName, subscription: str, *, force: bool = False
     ) -> None:
         """Delete a subscription of a topic, with the messages that only it has retained."""
-        path = topic.subscription_path(subscription)
-        self._rest.delete(path, force="true" if force else "false")
+        self._rest.delete(topic.subscription_path(subscription), force=str(force).lower())
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
         return _partition_stats(self._rest.get(f"{partition.rest_path}/stats", **_STATS))
@@ -403,11 +429,21 @@ class Admin(TopicAdmin):
         return dict(self._rest.get(f"{partition.rest_path}/internalStats"))
 
     def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
-        return _ledgers(self.internal_stats(partition))
+        return self.contents(partition)[0]
 
     def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
         value = self.internal_stats(partition)
-        return _ledgers(value), int(value.get("entriesAddedCounter", 0))
+        found = [
+            LedgerInfo(item["ledgerId"], item["entries"], size=item.get("size", 0))
+            for item in value["ledgers"]
+        ]
+        if found:
+            # The open ledger has 0 entries and bytes in the list.
+            last = found[-1]
+            entries = max(last.entries, value.get("currentLedgerEntries", 0))
+            size = max(last.size, value.get("currentLedgerSize", 0))
+            found[-1] = LedgerInfo(last.ledger, entries, size=size)
+        return found, int(value.get("entriesAddedCounter", 0))
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
         return Position.parse(self._cursor(partition, subscription)["markDeletePosition"])
@@ -426,8 +462,7 @@ class Admin(TopicAdmin):
         if subscription not in cursors:
             reason = f"{partition} has no subscription {subscription!r}"
             raise NotFoundError(reason, status=404, reason=reason)
-        found: Mapping[str, Any] = cursors[subscription]
-        return found
+        return dict(cursors[subscription])
 
     def last_message_id(self, partition: TopicName) -> Position | None:
         position = _position(self._rest.get(f"{partition.rest_path}/lastMessageId"))
@@ -481,57 +516,7 @@ class Admin(TopicAdmin):
 # --- values of the port from the answers ----------------------------------------------------
 
 
-def _broker_settings(value: Mapping[str, str]) -> BrokerSettings:
-    """Read the runtime configuration; all its values are strings."""
-    policies = (_flag(value, "topicLevelPoliciesEnabled"), _flag(value, "systemTopicEnabled"))
-    return BrokerSettings(
-        cluster=value.get("clusterName") or None,
-        topic_policies=None if None in policies else all(policies),
-        max_partitions=_number(value, "maxNumPartitionsPerPartitionedTopic"),
-        subscription_expiration_min=_number(value, "subscriptionExpirationTimeMinutes"),
-        backlog_quotas=_default_quotas(value),
-        encryption_required=_flag(value, "encryptionRequireOnProducer"),
-        authorization=_flag(value, "authorizationEnabled"),
-        subscription_types=frozenset(_words(value.get("subscriptionTypesEnabled", ""))) or None,
-        max_producers=_number(value, "maxProducersPerTopic"),
-    )
-
-
-def _namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
-    """Read the policies of a namespace; omit quotas that limit nothing."""
-    quotas = []
-    for kind, quota in (value.get("backlog_quota_map") or {}).items():
-        limit = quota.get("limitSize" if kind == BY_SIZE else "limitTime", -1)
-        if limit > 0 or (limit == 0 and kind == BY_SIZE):
-            quotas.append(BacklogQuota(kind, limit, str(quota.get("policy", ""))))
-    return NamespacePolicies(
-        subscription_expiration_min=value.get("subscription_expiration_time_minutes"),
-        backlog_quotas=tuple(sorted(quotas, key=lambda quota: quota.type)),
-        replication_clusters=frozenset(value.get("replication_clusters") or ()),
-        encryption_required=bool(value.get("encryption_required")),
-        subscription_prefix=value.get("subscription_auth_mode") == "Prefix",
-        subscription_types=frozenset(value.get("subscription_types_enabled") or ()) or None,
-        max_producers=value.get("max_producers_per_topic"),
-    )
-
-
-def _ledgers(value: Mapping[str, Any]) -> list[LedgerInfo]:
-    """Read the ledgers of a partition's internal statistics."""
-    found = [
-        LedgerInfo(item["ledgerId"], item["entries"], size=item.get("size", 0))
-        for item in value["ledgers"]
-    ]
-    if found:
-        # The open ledger has 0 entries and bytes in the list.
-        last = found[-1]
-        entries = max(last.entries, value.get("currentLedgerEntries", 0))
-        size = max(last.size, value.get("currentLedgerSize", 0))
-        found[-1] = LedgerInfo(last.ledger, entries, size=size)
-    return found
-
-
 def _position(value: Mapping[str, int]) -> Position:
-    """Read a message ID."""
     return Position(value["ledgerId"], value["entryId"], value.get("batchIndex", -1))
 
 
@@ -592,11 +577,6 @@ def _default_quotas(value: Mapping[str, str]) -> tuple[BacklogQuota, ...]:
     if age > 0:
         quotas.append(BacklogQuota("message_age", age, policy))
     return tuple(quotas)
-
-
-def _words(text: str) -> list[str]:
-    """Read a list as the broker writes it: ``[Shared, Failover]``."""
-    return re.findall(r"\w+", text)
 
 
 def _flag(value: Mapping[str, str], name: str) -> bool | None:
