@@ -10,7 +10,7 @@ without policies for single topics is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -37,6 +37,8 @@ from .port import (
 )
 
 T = TypeVar("T")
+# Of the namespace, and of the topic itself.
+TargetPolicies = Mapping[TopicName, tuple[NamespacePolicies, TopicPolicies]]
 
 EVICTS = "consumer_backlog_eviction"
 # Failures to open a producer that may come from a rule. A broker that wants encryption causes a
@@ -65,15 +67,10 @@ NO_TOPIC_POLICIES = 405
 
 @dataclass(frozen=True)
 class Problem:
-    """A rule in force that does not allow what is needed, or another problem of a level topic.
+    """A rule in force that does not allow what is needed, or another problem of a level topic."""
 
-    Attributes:
-        says: a description in one line.
-        remedy: the remedy in one line; for a rule, with the person who can apply it.
-    """
-
-    says: str
-    remedy: str
+    says: str  # in one line
+    remedy: str  # in one line; for a rule, with the person who can apply it
 
     def __str__(self) -> str:
         return f"{self.says}: {self.remedy}"
@@ -81,22 +78,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Facts:
-    """The rules in force for one level topic.
-
-    Attributes:
-        topics: own policies of its member topics; those that do not exist, or are just to be
-            created, are missing.
-        targets: policies of the namespace and of the topic itself, for each target that exists and
-            whose policies may be read.
-    """
+    """The rules in force for one level topic."""
 
     description: LevelTopicDescription
     namespace: NamespacePolicies
     broker: BrokerSettings
+    # Of its member topics, without those that do not exist, or are just to be created.
     topics: Mapping[TopicName, TopicPolicies] = field(default_factory=dict)
-    targets: Mapping[TopicName, tuple[NamespacePolicies, TopicPolicies]] = field(
-        default_factory=dict
-    )
+    targets: TargetPolicies = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -104,17 +93,9 @@ class Facts:
         return self.description.name.namespace_path
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One rule, with its name on docs/operations.md and in ``doctor``."""
-
-    name: str
-    find: Callable[[Facts], Iterator[Problem]]
-
-
-def violations(facts: Facts, rules: Iterable[Rule] | None = None) -> list[Problem]:
-    """Return what does not obey the rules; all of them by default."""
-    return [each for rule in (RULES if rules is None else rules) for each in rule.find(facts)]
+def violations(facts: Facts) -> list[Problem]:
+    """Return what does not obey the rules."""
+    return [each for find in RULES.values() for each in find(facts)]
 
 
 def own_policies(policies: NamespacePolicies, settings: BrokerSettings) -> TopicPolicies:
@@ -153,16 +134,11 @@ def read(admin: TopicAdmin, description: LevelTopicDescription) -> Facts:
 
 
 def read_targets(
-    admin: TopicAdmin,
-    description: LevelTopicDescription,
-    settings: BrokerSettings,
-    *,
-    own: bool,
-) -> dict[TopicName, tuple[NamespacePolicies, TopicPolicies]]:
-    """Read the policies of the targets; those that may not be read are left out.
+    admin: TopicAdmin, description: LevelTopicDescription, settings: BrokerSettings, *, own: bool
+) -> TargetPolicies:
+    """Read the policies of targets; their own only on demand, or if namespace or broker restrict.
 
-    Args:
-        own: True to read policies of topics also where namespace and broker restrict nothing.
+    Those that may not be read are left out.
     """
     found: dict[TopicName, tuple[NamespacePolicies, TopicPolicies]] = {}
     namespaces: dict[str, NamespacePolicies | None] = {}
@@ -389,12 +365,13 @@ def _quota(facts: Facts) -> Iterator[Problem]:
         )
 
 
-RULES: tuple[Rule, ...] = (
-    Rule("topic policies", _policies),
-    Rule("target limits", _target_limits),
-    Rule("encryption", _encryption),
-    Rule("subscription prefix", _prefix),
-    Rule("replication", _replication),
-    Rule("subscription expiration", _expiration),
-    Rule("backlog quota", _quota),
-)
+#: The rules by their names on docs/operations.md and in ``doctor``.
+RULES: dict[str, Callable[[Facts], Iterator[Problem]]] = {
+    "topic policies": _policies,
+    "target limits": _target_limits,
+    "encryption": _encryption,
+    "subscription prefix": _prefix,
+    "replication": _replication,
+    "subscription expiration": _expiration,
+    "backlog quota": _quota,
+}

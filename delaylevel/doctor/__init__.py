@@ -39,7 +39,7 @@ TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Finding]], ...] = (
     ("partitions", checks.partitions),
     ("subscriptions", checks.subscriptions),
     ("foreign subscriptions", checks.foreign_subscriptions),
-    *((rule.name, partial(checks.rule, rule)) for rule in RULES),
+    *((name, partial(checks.rule, name)) for name in RULES),
     ("openings", checks.openings),
     ("targets", checks.targets),
     ("target schemas", checks.target_schemas),

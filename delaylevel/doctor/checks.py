@@ -14,7 +14,7 @@ from typing import NamedTuple
 from delaylevel.cluster import logs, trials
 from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.cluster.port import DelayedDelivery
-from delaylevel.cluster.rules import Problem, Rule, violations
+from delaylevel.cluster.rules import RULES, Problem, violations
 from delaylevel.cluster.rules import notes as rule_notes
 from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.threads import in_parallel
@@ -388,11 +388,11 @@ def foreign_subscriptions(context: LevelTopicContext) -> Finding:
     )
 
 
-def rule(rule: Rule, context: LevelTopicContext) -> Finding:
+def rule(name: str, context: LevelTopicContext) -> Finding:
     """Check that a rule of the cluster allows what our clients and parked messages need."""
-    found = violations(context.rules, (rule,))
+    found = RULES[name](context.rules)
     notes: tuple[str, ...] = ()
-    if rule.name == "backlog quota":
+    if name == "backlog quota":
         notes = rule_notes(context.description, context.policies, context.cluster.settings)
     return Finding.of(found, "".join(notes[:1]))
 
