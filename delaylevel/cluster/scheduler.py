@@ -56,17 +56,13 @@ _NO_THREAD_S = 1.0
 
 
 class Task:
-    """A step that is called again and again, never twice at once; `Scheduler.task` makes it.
-
-    Attributes:
-        is_quick: True if its next step comes at its time and does not wait, unless something is
-            wrong; False, at first, if it opens, reads or closes something, and waits for the broker
-            meanwhile. The step itself sets it.
-    """
+    """A step that is called again and again, never twice at once; `Scheduler.task` makes it."""
 
     def __init__(self, step: Callable[[], float], name: str, scheduler: Scheduler) -> None:
         self.step = step
         self.name = name
+        # Set by the step: True if the next one comes at its time and does not wait, unless
+        # something is wrong; False if it opens, reads or closes, and waits for the broker.
         self.is_quick = False
         self._scheduler = scheduler
         # The rest belongs to the queue.
@@ -100,7 +96,7 @@ class _Places:
 
     @property
     def free_s(self) -> float:
-        """The time from which on one more step may run; `NEVER` if none is ready."""
+        """The time from which one more step may run; `NEVER` if none is ready."""
         if not self.ready:
             return NEVER
         if len(self.running) < self._count:
@@ -111,13 +107,9 @@ class _Places:
 
 
 class TaskQueue:
-    """Tasks in the order of their steps; its methods need the lock of its host.
+    """Tasks in the order of their steps; its methods need the lock of its host."""
 
-    Args:
-        places: number of steps of each kind that run at once, unless some of them wait.
-    """
-
-    def __init__(self, places: int = _PLACES) -> None:
+    def __init__(self, places: int) -> None:
         self._quick, self._slow = _Places(places, _PATIENCE_S), _Places(places, _SLOW_PATIENCE_S)
         # Times of tasks that wait. A task may have several; only its `due_s` counts.
         self._times: list[tuple[float, int, Task]] = []
@@ -194,9 +186,6 @@ class Scheduler:
     While steps wait for long, there are more threads, so that a task waits for no other one, but
     never more than tasks. A step that has failed is tried again a second later, and so is the start
     of a thread.
-
-    Args:
-        places: as for `TaskQueue`.
     """
 
     def __init__(
@@ -220,14 +209,12 @@ class Scheduler:
     def task(self, step: Callable[[], float], name: str) -> Task:
         """Return a task whose step is called once it is woken.
 
-        Args:
-            step: function that returns the monotonic time, in s, until which it has nothing to do:
-                `NEVER` if it waits for `Task.wake`, `AT_ONCE` if there is more to do now.
+        The step returns the monotonic time, in s, until which it has nothing to do.
         """
         return Task(step, name, self)
 
     def remove(self, task: Task) -> None:
-        """End a task: see `Task.end`."""
+        """Carry out `Task.end`."""
         with self._lock:
             task.removed = True
             if task.running_in != threading.get_ident():
@@ -247,7 +234,7 @@ class Scheduler:
                 worker.join()
 
     def wake(self, task: Task) -> None:
-        """Call the step of a task soon: see `Task.wake`."""
+        """Carry out `Task.wake`."""
         with self._lock:
             if self._queue.make_ready(task):
                 self._provide(self._now_s())

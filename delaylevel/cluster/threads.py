@@ -56,30 +56,21 @@ def is_crowded() -> bool:
 
 
 def in_background(work: Callable[[], None]) -> None:
-    """Run work that ends by itself in a new thread, or here if none can be started.
-
-    Its caller has noted that the work goes on, and would wait for ever for what never began.
-    """
+    """Run work that ends by itself in a new thread, or here if none can be started."""
     try:
         in_thread(work)
     except RuntimeError:
-        work()
+        work()  # its caller has noted that it goes on, and would wait for it for ever
 
 
 class HostLoop(NamedTuple):
-    """The loop of a host, as the parts see it that never let it wait.
+    """The loop of a host, as the parts see it that never let it wait."""
 
-    Attributes:
-        start: function that runs slow work.
-        now_s: monotonic clock.
-        wake: function that lets the loop look soon, from any thread.
-        connected: function that returns True while brokers serve the host's own topics. By default,
-            an opening of a target always waits for the admin interface.
-    """
-
-    start: Starter = in_background
+    start: Starter = in_background  # runs slow work
     now_s: Callable[[], float] = time.monotonic
-    wake: Callable[[], None] = lambda: None
+    wake: Callable[[], None] = lambda: None  # lets the loop look soon, from any thread
+    # True while brokers serve the host's own topics. By default, an opening of a target always
+    # waits for the admin interface.
     connected: Callable[[], bool] = lambda: False
 
 
@@ -132,8 +123,8 @@ def at_once(work: Callable[[], None]) -> None:
 class BackgroundWork:
     """Slow work that can be waited for, each piece in a thread of its own; thread-safe.
 
-    While a producer is being closed, closing its client fails. So what has begun to close producers
-    of somebody else's client waits for that at its own end.
+    While a producer is being closed, closing its client fails. So who closes producers of somebody
+    else's client waits for that at the end.
     """
 
     def __init__(self) -> None:
@@ -186,14 +177,10 @@ END_S = 45.0
 
 
 def stop_on_signals(stop: Callable[[], None], within_s: float | None = None) -> Callable[[], None]:
-    """Call a function when this process is asked to end, by SIGTERM or Ctrl-C.
+    """Call a function, in a thread of its own, at each SIGTERM or Ctrl-C.
 
-    Args:
-        stop: function that is called in a thread of its own, once for each signal.
-        within_s: time after the first signal at which the process is ended in any case.
-
-    Returns:
-        A function that installs the earlier handlers again.
+    At ``within_s`` after the first one, the process is ended in any case. Returns a function that
+    installs the earlier handlers again.
     """
     # A handler runs between two instructions of the main thread, which may just then hold the lock
     # of the event that `stop` sets. `SimpleQueue.put` is the one call that is safe in that place.
