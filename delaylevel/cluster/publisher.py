@@ -12,7 +12,6 @@ from delaylevel.model.message import Payload
 
 from .client_parts.cores import MessageBuilder
 from .failures import translate_errors
-from .schemas import bytes_schema
 
 
 def compression_name(compression_type: Any) -> str | None:
@@ -101,15 +100,12 @@ def open_producer(
     schema: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Open a producer of payloads that are encoded already.
-
-    Args:
-        name: the producer's name; the client makes one if None.
-    """
+    """Open a producer of payloads that are encoded already; by default, of plain bytes."""
     own = OWN_SEQUENCE_SETTINGS if name is None else {"producer_name": name}
-    arguments = {**own, **settings, "schema": bytes_schema() if schema is None else schema}
     with translate_errors():
-        return client.create_producer(topic, **arguments)
+        return client.create_producer(
+            topic, **{**own, **settings, "schema": schema or pulsar.schema.BytesSchema()}
+        )
 
 
 def build_message(

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from pulsar.schema import BytesSchema, Schema
+from pulsar.schema import Schema
 
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
@@ -16,11 +16,6 @@ from .client_parts.cores import set_schema_info, type_named
 from .port import SchemaVersion, TopicAdmin
 
 _UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")
-
-
-def bytes_schema() -> Schema:
-    """Return the schema of plain bytes."""
-    return BytesSchema()
 
 
 def reference_to(schema: Schema) -> SchemaRef | None:
@@ -44,9 +39,8 @@ def is_same(one: str, other: str) -> bool:
 
 def _value(definition: str) -> Any:
     try:
-        return (
-            json.loads(definition) or None
-        )  # clients write "null" or nothing for a primitive type
+        # Clients write "null" or nothing for a primitive type.
+        return json.loads(definition) or None
     except ValueError:
         return definition or None
 
@@ -75,10 +69,7 @@ def registered_reference(
 
 
 def find(admin: TopicAdmin, target: TopicName, reference: SchemaRef) -> EncodedSchema | None:
-    """Return the schema of a business topic that an envelope refers to.
-
-    It is for a producer of encoded payloads. None if the registry lacks it.
-    """
+    """Return the schema of a business topic that an envelope refers to, if the registry has it."""
     for stored in admin.schemas(target):
         if SchemaRef.of(stored.type, stored.definition) == reference:
             return EncodedSchema(stored.type, stored.definition)
@@ -88,12 +79,15 @@ def find(admin: TopicAdmin, target: TopicName, reference: SchemaRef) -> EncodedS
 class EncodedSchema(Schema):
     """Schema of payloads that are encoded already; it declares the type and passes bytes through.
 
-    Args:
-        definition: the registry's own text, so that the broker finds the same version.
+    The definition is the registry's own text, so that the broker finds the same version.
     """
 
     def __init__(self, schema_type: str, definition: str) -> None:
-        super().__init__(bytes, type_named(schema_type), _parsed(definition), schema_type)
+        try:
+            parsed = json.loads(definition)
+        except ValueError:
+            parsed = None  # a primitive type
+        super().__init__(bytes, type_named(schema_type), parsed, schema_type)
         set_schema_info(self, schema_type, definition)
 
     def encode(self, obj: bytes) -> bytes:
@@ -103,13 +97,6 @@ class EncodedSchema(Schema):
     def decode(self, data: bytes) -> bytes:
         """Return the payload unchanged."""
         return data
-
-
-def _parsed(definition: str) -> Any:
-    try:
-        return json.loads(definition)
-    except ValueError:
-        return None  # a primitive type
 
 
 def _type_name(info: Any) -> str:

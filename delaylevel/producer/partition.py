@@ -36,7 +36,6 @@ from delaylevel.cluster.client_parts.cores import (
     in_kept_state,
     not_stored,
 )
-from delaylevel.cluster.schemas import bytes_schema
 
 from .client_calls import (
     Awaited,
@@ -57,7 +56,7 @@ from .client_calls import (
 
 log = logging.getLogger(__name__)
 
-_BYTES = bytes_schema()
+_BYTES = pulsar.schema.BytesSchema()
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 # An admin interface that takes longer is treated as one that fails.
 _CHECK_S = 5.0

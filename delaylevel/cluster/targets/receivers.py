@@ -219,7 +219,7 @@ class Receivers:
             raise OpeningError(Refusal.GONE, NO_RECEIVER)
         if self._numbered and not all(each.deduplication for each in found.values()):
             raise OpeningError(Refusal.REFUSED, NO_DEDUPLICATION)
-        schema: Any = schemas.bytes_schema()
+        schema = None
         if self._schema:
             reference = SchemaRef.parse(self._schema)
             schema = schemas.find(admin, self._topic, reference)
