@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pulsar
@@ -105,27 +105,22 @@ def is_admin_away(error: BaseException) -> bool:
 def missing_subscription(admin: TopicAdmin | None, topic: str, subscription: str) -> str:
     """Return the reason of a consumer's timeout if its subscription is missing; else an empty text.
 
-    A broker that does not create subscriptions (``allowAutoSubscriptionCreation``) refuses the
-    consumer. The client takes that for a failure that may pass, and asks until its timeout.
+    The client asks until its timeout, although a broker that creates none refuses the consumer.
     """
     if admin is None:
         return ""
     name = TopicName.parse(topic)
-    try:
+    with suppress(BrokerError):
         count = admin.partitioned_metadata(name).partitions
-        names = [name.partition(index) for index in range(count)] or [name]
-        missing = [
-            each for each in names if subscription not in admin.partition_stats(each).subscriptions
-        ]
-    except BrokerError:
-        return ""
-    if not missing:
-        return ""
-    return (
-        f"subscription {subscription} of {missing[0]} does not exist, and the broker does not "
-        "create it (allowAutoSubscriptionCreation): create it with `pulsar-admin topics "
-        f"create-subscription -s {shlex.quote(subscription)} {shlex.quote(name.full)}`"
-    )
+        for each in [name.partition(index) for index in range(count)] or [name]:
+            if subscription not in admin.partition_stats(each).subscriptions:
+                return (
+                    f"subscription {subscription} of {each} does not exist, and the broker does "
+                    "not create it (allowAutoSubscriptionCreation): create it with `pulsar-admin "
+                    f"topics create-subscription -s {shlex.quote(subscription)} "
+                    f"{shlex.quote(name.full)}`"
+                )
+    return ""
 
 
 def close_quietly(resource: Any, kind: str) -> None:

@@ -31,12 +31,8 @@ _FEW = 2  # a dispatcher's window and journal partition
 class PartitionLock:
     """Exclusive consumers on the durable subscription of source partitions.
 
-    Args:
-        kind: the kind of mover, for the name of the consumers: ``spark``, ``local`` …
-
-    Raises:
-        AlreadyRunningError: another mover, which the text names, has locked one of them. No
-            partition stays locked.
+    Opening them raises AlreadyRunningError, which names the other mover, if one is locked already.
+    Then none stays locked. ``kind`` is that of the mover: ``spark``, ``local`` …
     """
 
     def __init__(
@@ -80,10 +76,9 @@ class PartitionLock:
             raise
 
     def acknowledge(self, source: SourcePartition, end: Position) -> None:
-        """Acknowledge everything before ``end``, cumulatively.
+        """Acknowledge everything before ``end``; if that is inside a batch, not its entry.
 
-        Call it only when the broker has confirmed all messages that those were forwarded as. If
-        ``end`` is inside a batch, the entry of that batch stays unacknowledged.
+        Call it only when the broker has confirmed all messages that those were forwarded as.
         """
         # At the beginning of a ledger there is no earlier entry to name. Once the first one of this
         # ledger is acknowledged, so are the ledgers before it.
@@ -106,8 +101,7 @@ class PartitionLock:
         return all(map(self.holds, self._consumers))
 
     def holds(self, topic: str) -> bool:
-        """Return True if the consumer of a partition is connected."""
-        # While it is not, another mover may have taken the partition.
+        """Return False if another mover may have taken a partition: its consumer is away."""
         return bool(self._consumers[topic].is_connected())
 
     def merge(self, other: PartitionLock) -> None:
@@ -166,15 +160,12 @@ def describe_owner(admin: TopicAdmin, source: SourcePartition) -> str:
 def owner_in(stats: PartitionStats) -> ClientStats | None:
     """Return the consumer that has locked a partition of ours; None without one."""
     subscription = stats.subscriptions.get(SUBSCRIPTION)
-    if subscription is None or not subscription.consumers:
-        return None
-    return subscription.consumers[0]
+    return subscription.consumers[0] if subscription and subscription.consumers else None
 
 
 @contextmanager
 def closed_to_producers(client: Any, partitions: Sequence[TopicName]) -> Iterator[None]:
     """Keep producers out of partitions."""
-
     producers: list[Any] = []
 
     def is_in_use(partition: TopicName) -> bool:

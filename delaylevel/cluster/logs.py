@@ -28,14 +28,9 @@ def silent() -> pulsar.FileLogger:
 
 
 def to_stderr(level: pulsar.LoggerLevel | None = None) -> pulsar.FileLogger:
-    """Return a logger for ``pulsar.Client`` that writes to stderr, even if that is a socket.
+    """Return a logger for ``pulsar.Client`` that writes to stderr, by default errors only.
 
-    A socket (the stderr of a service that logs to the system's journal) cannot be opened by name,
-    and the client would log nothing. It then writes to a pipe, and a thread copies.
-
-    Args:
-        level: the lowest level that is written; ``Error`` if None, because the client warns of
-            things that it does by itself, such as reconnecting.
+    The client warns of things that it does by itself, such as reconnecting.
     """
     import pulsar
 
@@ -45,6 +40,8 @@ def to_stderr(level: pulsar.LoggerLevel | None = None) -> pulsar.FileLogger:
         with open(_STDERR, "ab"):
             pass
     except OSError:
+        # A socket (the stderr of a service that logs to the system's journal) cannot be opened by
+        # name, and the client would log nothing. So it writes to a pipe, and a thread copies.
         return pulsar.FileLogger(level, _pipe_to_stderr())
     import fcntl  # not at the top: Windows has none, and producers run there
 
@@ -97,10 +94,7 @@ _CALM_S = 60.0
 class RepeatedWarning:
     """A warning that is logged at once, then at growing intervals, until the failure is over.
 
-    Several threads may use it.
-
-    Args:
-        subject: start of each line, for example the name of a level topic.
+    Each line begins with ``subject``, e.g. the name of a level topic. Several threads may use it.
     """
 
     def __init__(
