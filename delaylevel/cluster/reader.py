@@ -32,11 +32,7 @@ from .port import LedgerInfo, TopicAdmin
 
 
 class EntryRange:
-    """The entries in a range of positions, numbered from 0.
-
-    Args:
-        end: the first position after the range.
-    """
+    """The entries in [start, end), numbered from 0."""
 
     def __init__(self, ledgers: Sequence[LedgerInfo], start: Position, end: Position) -> None:
         self._parts: list[tuple[int, int, int]] = []  # ledger, first entry, entries
@@ -66,11 +62,7 @@ class EntryRange:
 
 
 def choose_places(entries: int, places: int) -> list[int]:
-    """Return the numbers of the first and the last entry, and of one at random in each part.
-
-    Args:
-        places: number of parts of equal length; if there are fewer entries, all are chosen.
-    """
+    """Return the numbers of the first and the last entry, and of one at random in each part."""
     if entries <= places + 1:
         return list(range(entries))
     edges = [entries * index // places for index in range(places + 1)]
@@ -118,13 +110,9 @@ def read_range(
     """Yield the messages of a partition in [start, end), in their order.
 
     Entries that no longer exist (trimmed, or skipped by an administrator) are passed over; the
-    caller detects the loss. The reader has no subscription and acknowledges nothing.
-
-    Raises:
-        BrokerError: the broker has more messages of the range and does not deliver them.
+    caller detects the loss. It is a BrokerError if the broker has more and does not deliver it.
     """
-    messages = messages_in_range(client, partition_topic, start, end, queue)
-    with closing(messages) as found:
+    with closing(messages_in_range(client, partition_topic, start, end, queue)) as found:
         yield from starmap(parked_message, found)
 
 
@@ -136,11 +124,8 @@ def read_unacknowledged(
     end: Position,
     queue: int = RECEIVER_QUEUE_SIZE,
 ) -> Iterator[ParkedMessage]:
-    """Yield the messages in [start, end) that the mover's subscription has not acknowledged.
-
-    A cumulative acknowledgement leaves no gaps behind ``start``, but a Function acknowledges one by
-    one. ``queue`` is the number of messages that the client prefetches.
-    """
+    """Yield the messages in [start, end) that the mover's subscription has not acknowledged."""
+    # A Function acknowledges one by one, which leaves gaps.
     ranges = deque(admin.acknowledged_ranges(source.name, SUBSCRIPTION))
     for message in read_range(client, source.topic, start, end, queue=queue):
         # Both are in order, and there may be thousands of ranges.
@@ -157,10 +142,9 @@ def messages_in_range(
     end: Position,
     queue: int = RECEIVER_QUEUE_SIZE,
 ) -> Generator[RawMessage, None, None]:
-    """Yield (message, ledger, entry, batch) of a partition in [start, end), in their order.
+    """Do as `read_range`, for callers that need only a part of each message of the client.
 
-    The same as :func:`read_range`, for callers that need only a part of each message. ``queue`` is
-    the number of messages that the client prefetches.
+    Yields (message, ledger, entry, batch). The client prefetches ``queue`` messages.
     """
     if start >= end:
         return
@@ -200,13 +184,13 @@ def messages_in_range(
 def entry_times(
     client: Any, partition_topic: str, first: Position, last: Position
 ) -> list[tuple[Position, int]]:
-    """Return the start and the publish time (ms since the epoch) of each entry from first to last.
+    """Return the start and the publish time (ms) of each existing entry from first to last.
 
-    Entries that do not exist are left out; if ``last`` does not, the next one is the end of the
-    list. This takes one short-lived reader. The admin interface takes as long to look at one entry,
-    and fails if the properties of a message do not fit into HTTP headers.
+    If ``last`` does not exist, the next one is the end of the list.
     """
     found: list[tuple[Position, int]] = []
+    # The admin interface takes as long to look at one entry, and fails if the properties of a
+    # message do not fit into HTTP headers.
     messages = messages_in_range(client, partition_topic, first.entry_start, _NO_END, queue=1)
     with translate_errors(), closing(messages):
         for message, ledger, entry, _ in messages:
@@ -241,13 +225,6 @@ class PartitionReader:
     exception: without an answer for a while, `_look` takes a message from there. It may be the one
     that was missed, or one behind an answer that is on its way. So it is kept until the answer has
     come. If none comes, it was missed, and a new reader begins at the last position.
-
-    Args:
-        queue: number of messages that the client prefetches, unless they are large.
-
-    Attributes:
-        read_next: function that reads a message of the core, given a timeout in ms, for messages
-            that certainly follow the last one.
     """
 
     def __init__(
@@ -266,11 +243,23 @@ class PartitionReader:
         self._last: Any = None  # the last message that was returned
         self._next: Any = None  # a message that was taken, and comes next
         self._ask_again_s = 0.0
-        self._queue = queue
+        self._queue = queue  # number of messages that the client prefetches, unless they are large
         self._open()
 
     def _open(self) -> None:
-        self._reader = _open_reader(self._client, self._topic, self._start, self._queue)
+        at = self._start
+        self._reader = self._client.create_reader(
+            self._topic,
+            pulsar.MessageId.earliest
+            if at == EARLIEST
+            else pulsar.MessageId(-1, at.ledger, at.entry, at.batch),
+            start_message_id_inclusive=True,
+            receiver_queue_size=self._queue,
+            **KEEP_ENCRYPTED,
+            # Readers of processes that were forked would otherwise share one generated name.
+            subscription_role_prefix=f"delaylevel-{uuid.uuid4().hex[:12]}",
+        )
+        #: Reads a message of the core that certainly follows the last one; it takes a timeout, ms.
         self.read_next = read_next_of(self._reader)
         # The answer comes in a thread of the client, which sets it first, and then takes the
         # question back. The reader's thread looks at them in the opposite order.
@@ -281,10 +270,7 @@ class PartitionReader:
         self._kept: Any = None  # what was taken from the queue in spite of a question
 
     def receive(self, timeout_ms: int) -> Any | None:
-        """Return the next message of the client's core; None if none comes within the timeout.
-
-        After `ask`, the call does not wait.
-        """
+        """Return the next message of the core, if one comes in time; after `ask`, do not wait."""
         message = self._receive(timeout_ms)
         if message is not None:
             self._last = message
@@ -308,8 +294,7 @@ class PartitionReader:
     def ask(self, wake: Callable[[], None]) -> float:
         """Let the client call a function once there is a message, after `receive` had none.
 
-        Returns:
-            The monotonic time, in s, at which to call `receive` if the client is silent.
+        Returns the monotonic time, in s, at which to call `receive` if the client is silent.
         """
         now_s = self._now_s()
         if not self._is_asked:
@@ -340,11 +325,7 @@ class PartitionReader:
         return self._look_s
 
     def has_message_available(self) -> bool:
-        """Return true if the broker has a message that was not received.
-
-        Raises:
-            BrokerError: no connection lasts until the broker has answered.
-        """
+        """Return True if the broker has a message that was not received."""
         # The client no longer counts what was taken from its queue.
         if not (self._answer is self._next is self._kept is None):
             return True
@@ -353,7 +334,23 @@ class PartitionReader:
             # entry. The client would say for ever that more follows.
             self._reopen()
             self._last = None
-        return _has_more(self._reader)
+        reader, until_s, answers = self._reader, time.monotonic() + _LONGEST_ASKING_S, 0
+        while answers < _SAME_ANSWERS:
+            connected = reader.is_connected()
+            if reader.has_message_available():
+                return True
+            if connected and reader.is_connected():
+                answers += 1
+                continue
+            answers = 0
+            if time.monotonic() > until_s:
+                raise BrokerError(
+                    f"the connection to {self._topic} breaks again and again before the broker can "
+                    "tell whether there are more messages: is it overloaded? Nothing was "
+                    "acknowledged"
+                )
+            time.sleep(_ASK_AGAIN_S)
+        return False
 
     def close(self) -> None:
         """Close the reader."""
@@ -398,8 +395,9 @@ class PartitionReader:
 
     def _fit(self, message: Any) -> None:
         """Prefetch fewer messages if they are as large as this one."""
-        before, fitting = self._queue, _fitting_queue(self._queue, message)
-        if fitting == before or self._is_asked or (self._answer, self._next) != (None, None):
+        before, fitting = self._queue, max(_PREFETCH_BYTES // max(message.length(), 1), 1)
+        # Not for every small difference: each time, a reader is opened.
+        if 2 * fitting > before or self._is_asked or (self._answer, self._next) != (None, None):
             return
         if not self._reader.is_connected():
             return  # an opening would wait for the broker, and so would this message
@@ -445,25 +443,6 @@ def open_idle_reader(client: Any, topic: str, subscription_prefix: str) -> Any:
         )
 
 
-def _fitting_queue(queue: int, message: Any) -> int:
-    """Return how many messages to prefetch, of at most ``queue``, if they are as large as this."""
-    # Not for every small difference: each time, a reader is opened.
-    fitting = max(_PREFETCH_BYTES // max(message.length(), 1), 1)
-    return fitting if 2 * fitting <= queue else queue
-
-
-def _open_reader(client: Any, topic: str, start: Position, queue: int) -> Any:
-    return client.create_reader(
-        topic,
-        _message_id(start),
-        start_message_id_inclusive=True,
-        receiver_queue_size=queue,
-        **KEEP_ENCRYPTED,
-        # Readers of processes that were forked would otherwise share one generated name.
-        subscription_role_prefix=f"delaylevel-{uuid.uuid4().hex[:12]}",
-    )
-
-
 def _await_message(reader: PartitionReader, topic: str, end: Position) -> Any | None:
     """Return the next message; None if the broker has none."""
     for timeout_ms in (_FIRST_POLL_MS, _LAST_POLL_MS):
@@ -476,27 +455,6 @@ def _await_message(reader: PartitionReader, topic: str, end: Position) -> Any | 
         f"{topic} has messages before {end} but delivered none within {_LAST_POLL_MS} ms: is the "
         "broker overloaded? Nothing was acknowledged"
     )
-
-
-def _has_more(reader: Any) -> bool:
-    """Return whether the broker has a message that a reader has not received."""
-    until_s = time.monotonic() + _LONGEST_ASKING_S
-    answers = 0
-    while answers < _SAME_ANSWERS:
-        connected = reader.is_connected()
-        if reader.has_message_available():
-            return True
-        if connected and reader.is_connected():
-            answers += 1
-            continue
-        answers = 0
-        if time.monotonic() > until_s:
-            raise BrokerError(
-                f"the connection to {reader.topic()} breaks again and again before the broker can "
-                "tell whether there are more messages: is it overloaded? Nothing was acknowledged"
-            )
-        time.sleep(_ASK_AGAIN_S)
-    return False
 
 
 def _following(message_id: Any, at: tuple[int, int, int], end: tuple[int, int, int]) -> int:
@@ -519,9 +477,3 @@ def _is_last(message_id: Any, at: tuple[int, int, int], end: tuple[int, int, int
         return batch + 1 == end[2]
     # The last entry of the range ends with the last message of its batch.
     return end[2] < 0 and (batch < 0 or batch + 1 >= batch_size(message_id))
-
-
-def _message_id(position: Position) -> Any:
-    if position == EARLIEST:
-        return pulsar.MessageId.earliest
-    return pulsar.MessageId(-1, position.ledger, position.entry, position.batch)
