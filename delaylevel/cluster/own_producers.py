@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 from typing import Any, TypeVar
 
 from delaylevel.errors import BrokerError
@@ -48,11 +49,7 @@ _DISPENSABLE = frozenset((env.SOURCE, TRACEBACK, ERROR))
 
 
 def smaller_forms(properties: Mapping[str, str]) -> Iterator[_Form]:
-    """Yield properties and compression of smaller forms of a dead letter, the best one first.
-
-    They are for producers with ``SINGLE_SETTINGS``. Incompressible payloads grow with a
-    compression, and others may fit only with one, which need not be that of the envelope.
-    """
+    """Yield properties and compression of smaller forms of a dead letter, the best one first."""
     short = {name: value for name, value in properties.items() if name not in _DISPENSABLE}
     if env.REASON in short:
         short[env.REASON] = short[env.REASON][:_SHORT_REASON]
@@ -62,10 +59,9 @@ def smaller_forms(properties: Mapping[str, str]) -> Iterator[_Form]:
         for name, value in properties.items()
         if name == env.UNREADABLE or name.startswith(RAW)
     }
+    # Incompressible payloads grow with a compression, and others may fit only with one.
     compressions = dict.fromkeys((env.compression_of(properties), None, "ZSTD"))
-    for smaller in (short, bare):
-        for compression in compressions:
-            yield smaller, compression
+    yield from product((short, bare), compressions)
 
 
 Item = TypeVar("Item")
@@ -88,13 +84,6 @@ class OwnProducers(ProducerPool[_Key, Item]):
 
     A topic that refuses its producer is opened again after growing pauses. During a pause, `send`
     takes no messages for it: the host keeps them, or gives them back to the broker.
-
-    Args:
-        dead_letters: full name of the partition for dead letters.
-        keep: function that is called before that partition is opened, in any thread. It creates a
-            topic again that was deleted: the client would do that without the subscription that
-            keeps what is stored there. All other topics of ours have clients while they are in use,
-            so nobody deletes one by mistake.
     """
 
     def __init__(
@@ -106,7 +95,11 @@ class OwnProducers(ProducerPool[_Key, Item]):
     ) -> None:
         super().__init__(loop)
         self._client = client
-        self._dead_letters = dead_letters
+        self._dead_letters = dead_letters  # the partition
+        # It is called before that partition is opened, in any thread, and creates a topic again
+        # that was deleted: the client would do that without the subscription that keeps what is
+        # stored there. All other topics of ours have clients while they are in use, so nobody
+        # deletes one by mistake.
         self._keep = keep
         # Dead letters in a smaller form: their properties at first, and further forms.
         self._cuts: dict[Sent[Item], tuple[dict[str, str], Iterator[_Form]]] = {}
@@ -119,11 +112,7 @@ class OwnProducers(ProducerPool[_Key, Item]):
         return self.put(Sent(item, message, properties, None, 0, size, self._loop.now_s()), topic)
 
     def put(self, sent: Sent[Item], topic: str) -> str | None:
-        """Send a message, unless its topic refused to be opened a moment ago.
-
-        Returns:
-            The reason if it was not sent; otherwise None.
-        """
+        """Send a message, or return the reason why its topic refused to be opened a moment ago."""
         properties = sent.properties
         alone = needs_own_batch(sent.payload, properties) or topic in _without_batches
         key = topic, env.compression_of(properties), alone
@@ -136,7 +125,7 @@ class OwnProducers(ProducerPool[_Key, Item]):
     def poll(self) -> list[Settled]:
         """Return the messages whose outcome is known since the last call.
 
-        The reason for an outcome is the failure, by its name or as a sentence.
+        A failure has a name, or is told in a sentence.
         """
         found: list[Settled] = []
         for key, producer in list(self._producers.items()):
@@ -216,13 +205,7 @@ _PATIENCE_S = 60.0
 
 
 class DeadLetterTopic(OwnProducers[None]):
-    """A partition of a dead-letter topic, for callers that wait.
-
-    One thread uses it. The producers are opened on first use.
-
-    Args:
-        keep: as for :class:`OwnProducers`.
-    """
+    """A partition of a dead-letter topic, for callers that wait; one thread uses it."""
 
     def __init__(self, client: Any, topic: str, keep: Callable[[], object] = lambda: None) -> None:
         self._topic = topic
@@ -230,13 +213,7 @@ class DeadLetterTopic(OwnProducers[None]):
         super().__init__(client, topic, HostLoop(at_once, wake=self._woken.set), keep)
 
     def store(self, messages: Iterable[tuple[Payload, dict[str, str]]]) -> None:
-        """Store messages with their properties, and wait for the confirmations.
-
-        If it fails, some of the messages may be stored.
-
-        Raises:
-            BrokerError: a message was not confirmed.
-        """
+        """Store messages with their properties; after a BrokerError, some of them may be stored."""
         try:
             for message, properties in messages:
                 self._check(self.send(None, self._topic, message, properties))
