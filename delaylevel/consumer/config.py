@@ -17,7 +17,6 @@ from delaylevel.cluster.connection.settings import (
     ENVIRONMENT_PREFIX,
     TABLE,
     Connection,
-    config_path,
     read_config,
 )
 from delaylevel.errors import ConfigError, InvalidInputError
@@ -65,9 +64,8 @@ class ApplicationConfig:
                     f"[{TABLE}] of the configuration file"
                 )
         loaded = Connection.load(config_file=config_file, environ=environ, **connection)
-        path, must_exist = config_path(config_file, environ)
-        known = sorted(Connection.model_fields)
-        listed = read_config(path, known, must_exist=must_exist).get(TABLE, {})
+        path, contents = read_config(config_file, environ)
+        listed = contents.get(TABLE, {})
         if not isinstance(listed, dict):
             raise ConfigError(f"{path}: {TABLE} must be a table: write [{TABLE}]")
         by_name = {

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -41,33 +41,23 @@ _TEXTS = {
 }
 
 
-def config_path(
+def read_config(
     config_file: str | os.PathLike[str] | None, environ: Mapping[str, str]
-) -> tuple[Path, bool]:
-    """Return the path of the configuration file, and True if it was named and so must exist.
+) -> tuple[Path, dict[str, Any]]:
+    """Return the path of the configuration file, and its contents; empty if there is none.
 
-    Args:
-        config_file: path given by the caller; else ``DELAYLEVEL_CONFIG``, else
-            ``delaylevel/config.toml`` in the user's configuration directory.
+    Settings that are neither of the connection nor in `TABLE` are refused.
     """
     chosen = config_file or environ.get(ENVIRONMENT_PREFIX + "CONFIG")
+    path = Path(platformdirs.user_config_dir("delaylevel")) / "config.toml"
     if chosen:
-        return Path(chosen).expanduser(), True
-    return Path(platformdirs.user_config_dir("delaylevel")) / "config.toml", False
-
-
-def read_config(path: Path, known: Collection[str], *, must_exist: bool) -> dict[str, Any]:
-    """Return the contents of a configuration file; empty if there is none.
-
-    Args:
-        known: settings of the connection. Other settings are refused, except `TABLE`.
-    """
+        path = Path(chosen).expanduser()
     try:
         settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        if must_exist:
+        if chosen:
             raise ConfigError(f"there is no configuration file {path}") from None
-        return {}
+        return path, {}
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
@@ -75,13 +65,13 @@ def read_config(path: Path, known: Collection[str], *, must_exist: bool) -> dict
         raise ConfigError(f"{path} is not TOML: {str(error).splitlines()[0]}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
+    known = [*Connection.model_fields, f"[{TABLE}]"]
     unknown = sorted(settings.keys() - {*known, TABLE})
     if unknown:
         raise ConfigError(
-            f"{path} has unknown settings: {', '.join(unknown)} "
-            f"(known: {', '.join([*known, f'[{TABLE}]'])})"
+            f"{path} has unknown settings: {', '.join(unknown)} (known: {', '.join(known)})"
         )
-    return settings
+    return path, settings
 
 
 def _explain(error: ValidationError, places: Mapping[str, str]) -> str:
@@ -109,11 +99,7 @@ def read_token_file(path: str | os.PathLike[str], name: str) -> str:
 
 
 class TokenSource:
-    """Source of the current token, or of the previous one while the current one cannot be read.
-
-    A file that is being renewed may be empty or missing for a moment. The Pulsar client asks in its
-    own thread, where an exception would end the process.
-    """
+    """Source of the current token, or of the previous one while the current one cannot be read."""
 
     def __init__(self, read: Callable[[], str | None]) -> None:
         self._read = read
@@ -121,7 +107,9 @@ class TokenSource:
         self._failing = False
 
     def __call__(self) -> str:
-        """Return the token; empty for none. Never raise an exception."""
+        """Return the token; empty for none."""
+        # A file that is being renewed may be empty or missing for a moment. The Pulsar client asks
+        # in its own thread, where an exception would end the process.
         try:
             self._last = self._read() or ""
             self._failing = False
@@ -132,15 +120,13 @@ class TokenSource:
         return self._last
 
     def for_client(self) -> pulsar.AuthenticationToken:
-        """Return the ``authentication`` of a ``pulsar.Client`` that uses this source.
-
-        The returned object is never freed (some hundred bytes). The client would free it in its own
-        thread a moment after ``close()``; if the process ends in that moment, the thread requests
-        the interpreter lock too late, which aborts the process (SIGABRT) although all work is done.
-        """
+        """Return the ``authentication`` of a ``pulsar.Client`` that uses this source."""
         import pulsar
 
         authentication = pulsar.AuthenticationToken(self)
+        # It is never freed (some hundred bytes). The client would free it in its own thread a
+        # moment after `close()`; if the process ends in that moment, the thread requests the
+        # interpreter lock too late, which aborts the process (SIGABRT) although all work is done.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(authentication.auth))
         return authentication
 
@@ -239,8 +225,7 @@ class Connection(BaseModel):
             for name in arguments
             if environ.get(ENVIRONMENT_PREFIX + name.upper())
         }
-        path, must_exist = config_path(config_file, environ)
-        contents = read_config(path, tuple(arguments), must_exist=must_exist)
+        path, contents = read_config(config_file, environ)
         from_file = {name: value for name, value in contents.items() if name != TABLE}
         for name in from_file.keys() & _PATHS:  # they are relative to the file
             if not isinstance(from_file[name], str):
