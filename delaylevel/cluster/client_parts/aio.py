@@ -40,13 +40,11 @@ def _pass(*_: Any) -> NoReturn:
 
 
 async def open_producer(client: Any, topic: str, **settings: Any) -> Any:
-    """Create a producer as ``pulsar.asyncio.Client.create_producer`` does, and lose none.
-
-    The client's own call forgets a producer whose creation ends after the call was cancelled; it
-    stays connected. If the event loop is closed by then, the process dies.
-    """
+    """Create a producer as ``pulsar.asyncio.Client.create_producer`` does, and lose none."""
     if not has_core(client):
         return await client.create_producer(topic, **settings)
+    # The client's own call forgets a producer whose creation ends after the call was cancelled; it
+    # stays connected. If the event loop is closed by then, the process dies.
     core = _GuardedCore(client._client)
     try:
         return await ASYNCIO_CREATE_PRODUCER(SimpleNamespace(_client=core), topic, **settings)
@@ -111,19 +109,12 @@ def blocking_close(client: pulsar.asyncio.Client) -> Callable[[], None]:
 
 
 def partitions_of(client: Any) -> Callable[[str], Any]:
-    """Return the function for the partitions of a topic, for threads other than the event loop's.
-
-    Call this in the event loop.
-    """
-    call: Callable[[str], Any] = client._client.get_topic_partitions
-    return call
+    """Return, in the event loop, the function for other threads that gives a topic's partitions."""
+    return client._client.get_topic_partitions  # type: ignore[no-any-return]
 
 
 def reading_client(client: pulsar.asyncio.Client) -> Any:
-    """Return a client for blocking readers in threads, with the connections of an asyncio client.
-
-    It is not to be closed.
-    """
+    """Return a client for blocking readers over an asyncio client's connections; never close it."""
     if not has_core(client):
         return client._delaylevel_plain
     plain = CLIENT.__new__(CLIENT)

@@ -131,9 +131,7 @@ def check_message(
 ) -> None:
     """Raise the exception of ``Producer.send`` for arguments of a wrong type.
 
-    Args:
-        keys: partition key and ordering key.
-        not_parkable: sequence ID, replication clusters and the flag to disable replication.
+    ``not_parkable``: sequence ID, replication clusters and the flag to disable replication.
     """
     owner = SimpleNamespace(_schema=schema)
     times = (event_timestamp, deliver_at, None)
@@ -149,9 +147,8 @@ def read_next_of(reader: Any) -> Callable[[int], Any]:
 def ask_next_of(reader: Any) -> Callable[[Callable[[Any, Any], None]], None]:
     """Return the function that reads a message of the core without waiting for it.
 
-    It takes a function of the client's result and of the message, which is called once: in the
-    calling thread if there is a message, and in a thread of the client when one comes, or when the
-    reader is closed.
+    It takes a function of result and message, which is called once: in the calling thread if there
+    is a message; in a thread of the client when one comes, or when the reader is closed.
     """
     ask: Callable[[Any], None] = getattr(reader, "_reader", reader).read_next_async
     return ask
@@ -175,9 +172,9 @@ _LOCKED = 0
 
 
 class _Reference:
-    """The state of one thread, and the number of producers for which the thread keeps it."""
+    """The state of one thread."""
 
-    producers = 0
+    producers = 0  # the number of those for which the thread keeps it
 
 
 class _Thread(threading.local):
@@ -195,12 +192,9 @@ def keep_state(producer: Any) -> None:
     """Keep Python's state of the present thread until `release_state` is called for a producer.
 
     Only for callbacks in threads of the client.
-
-    Args:
-        producer: an open producer; nothing is done if a thread keeps its state for it.
     """
     if producer in _references:
-        return
+        return  # a thread keeps its state for it
     reference = _references[producer] = _thread.reference
     reference.producers += 1
     if reference.producers == 1:
@@ -208,15 +202,10 @@ def keep_state(producer: Any) -> None:
 
 
 def release_state(producer: Any) -> None:
-    """Let Python delete the state of the present thread if it was kept for this producer only.
-
-    Args:
-        producer: a producer that was just closed; nothing is done if this thread keeps nothing
-            for it.
-    """
+    """Let Python delete the state of the present thread if it was kept for this producer only."""
     reference = _references.get(producer)
     if reference is None or reference is not _thread.reference:
-        return
+        return  # this thread keeps nothing for it
     del _references[producer]
     reference.producers -= 1
     if reference.producers == 0:

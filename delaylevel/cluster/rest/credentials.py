@@ -35,15 +35,11 @@ for _kind in (pulsar.AuthenticationToken, pulsar.AuthenticationTLS):
 
 
 def admin_credentials(authentication: Any) -> RestOptions:
-    """Return the options with which an admin client has the credentials of a Pulsar client.
-
-    Returns:
-        The token or the files of a certificate; nothing if they cannot be read from the object.
-    """
+    """Return the options of an admin client with the credentials of a Pulsar client, if known."""
     given: Mapping[str, Any] = getattr(authentication, _GIVEN, {})
-    if isinstance(authentication, pulsar.AuthenticationToken) and given:
+    if "token" in given:
         return RestOptions(token=given["token"])
-    if isinstance(authentication, pulsar.AuthenticationTLS) and given:
+    if given:
         return RestOptions(
             tls_certificate_file=given["certificate_path"],
             tls_private_key_file=given["private_key_path"],
