@@ -17,25 +17,15 @@ import pulsar
 
 from delaylevel.errors import PrerequisiteError
 
-#: The tested releases of the client, as in ``setup.cfg``; their patch releases count, too.
-TESTED = ((3, 13),)
+#: The tested releases of the client, as in ``setup.cfg``.
+REQUIRED = "pulsar-client>=3.13,<3.14"
+if not pulsar.__version__.startswith("3.13."):
+    raise PrerequisiteError(
+        f"pulsar-client {pulsar.__version__} is installed, and delaylevel was not tested with it: "
+        f"pip install '{REQUIRED}'"
+    )
 
 # Bound here: an application may replace the client's classes with ours.
 CLIENT = pulsar.Client
 CREATE_PRODUCER = pulsar.Client.create_producer
 PRODUCER = pulsar.Producer
-
-
-def require_tested(version: str) -> None:
-    """Refuse a version of the client that was not tested."""
-    if tuple(version.split(".")[:2]) in [tuple(map(str, release)) for release in TESTED]:
-        return
-    (first, *_, last) = (*TESTED, TESTED[-1])
-    wanted = f">={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}"
-    raise PrerequisiteError(
-        f"pulsar-client {version} is installed, and delaylevel was not tested with it: "
-        f"pip install 'pulsar-client{wanted}'"
-    )
-
-
-require_tested(pulsar.__version__)
