@@ -113,11 +113,6 @@ class BacklogQuota:
     limit: int  # bytes or seconds
     policy: str  # `producer_request_hold`, `producer_exception` or `consumer_backlog_eviction`
 
-    @property
-    def by_size(self) -> bool:
-        """True if it limits the size."""
-        return self.type == BY_SIZE
-
 
 @dataclass(frozen=True)
 class NamespacePolicies:
@@ -274,6 +269,7 @@ class TopicAdmin(Protocol):
 
         The open ledger has the entries that are in it now.
         """
+        return self.contents(partition)[0]
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
         """Return the position up to which a subscription has acknowledged everything.

@@ -28,6 +28,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDe
 from delaylevel.model.topic_name import TopicName
 
 from .port import (
+    BY_SIZE,
     SUBSCRIPTION_TYPES,
     BacklogQuota,
     BrokerSettings,
@@ -199,7 +200,7 @@ def notes(
         f"sending fails once a partition holds {quota.limit:,} bytes (backlog quota of "
         f"{description.name.namespace_path}); `pulsar-admin namespaces set-backlog-quota` raises it"
         for quota in quotas(policies, settings)
-        if quota.by_size and quota.policy != EVICTS
+        if quota.type == BY_SIZE and quota.policy != EVICTS
     ]
     if settings == BrokerSettings() and policies.subscription_expiration_min is None:
         found.append(
@@ -342,7 +343,7 @@ def _expiration(facts: Facts) -> Iterator[Problem]:
 def _quota(facts: Facts) -> Iterator[Problem]:
     longest_ms = facts.description.levels.maximum_ms
     for quota in quotas(facts.namespace, facts.broker):
-        by_size, number = quota.by_size, quota.limit
+        by_size, number = quota.type == BY_SIZE, quota.limit
         limit = f"{number:,} bytes" if by_size else format_duration(number * 1000)
         if quota.policy == EVICTS:
             says = (

@@ -11,7 +11,7 @@ import socket
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import pulsar
@@ -75,18 +75,16 @@ def trials_of_member(
     if role is not Role.OUTCOMES and found is not None and not found.consumers:
         shared = description.mover is Mover.FUNCTION and role in (Role.LEVEL, Role.HELD)
         kind = pulsar.ConsumerType.Shared if shared else pulsar.ConsumerType.Exclusive
-        yield Trial("consumer", partition, partial(_consumer, partition, kind))
+        subscribe = methodcaller(
+            "subscribe",
+            partition.full,
+            SUBSCRIPTION,
+            consumer_type=kind,
+            receiver_queue_size=0,  # it asks for no messages
+            consumer_name=f"delaylevel-{KIND}@{socket.gethostname()}:{os.getpid()}",
+        )
+        yield Trial("consumer", partition, subscribe)
     prefix = f"delaylevel-{KIND}-{uuid.uuid4().hex[:12]}"
     yield Trial(
         "reader", partition, lambda client: open_idle_reader(client, partition.full, prefix)
-    )
-
-
-def _consumer(topic: TopicName, kind: Any, client: Any) -> Any:
-    return client.subscribe(
-        topic.full,
-        SUBSCRIPTION,
-        consumer_type=kind,
-        receiver_queue_size=0,  # it asks for no messages
-        consumer_name=f"delaylevel-{KIND}@{socket.gethostname()}:{os.getpid()}",
     )

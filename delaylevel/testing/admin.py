@@ -102,15 +102,10 @@ class MemoryAdmin(TopicAdmin):
             number = log.first_published_at(publish_ms)
             return log.entries[number].position if number < len(log) else None
 
-    def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
+    def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
         with self._lock:
             log = self._broker.existing(partition).log
-            return [LedgerInfo(ledger, entries) for ledger, entries in log.ledgers]
-
-    def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
-        """Return the ledgers of a partition, and its number of entries."""
-        with self._lock:
-            return self.ledgers(partition), len(self._broker.existing(partition).log.entries)
+            return [LedgerInfo(*each) for each in log.ledgers], len(log.entries)
 
     def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
         """Return the number of messages of each partition; nothing if there is no topic."""

@@ -428,9 +428,6 @@ class Admin(TopicAdmin):
         """
         return dict(self._rest.get(f"{partition.rest_path}/internalStats"))
 
-    def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
-        return self.contents(partition)[0]
-
     def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
         value = self.internal_stats(partition)
         found = [
