@@ -31,8 +31,7 @@ from .publisher import (
     needs_own_batch,
     open_producer,
 )
-from .targets.opener import Opened
-from .targets.producer import ProducerPool
+from .targets.producer import Opened, ProducerPool
 from .targets.send_state import EntryLimits, SendOutcome, Sent, Settled
 from .threads import HostLoop, at_once
 
@@ -117,7 +116,7 @@ class OwnProducers(ProducerPool[_Key, Item]):
         alone = needs_own_batch(sent.payload, properties) or topic in _without_batches
         key = topic, env.compression_of(properties), alone
         producer = self.producer(key)
-        if not producer.state.is_open and (reason := producer.opener.pause_reason) is not None:
+        if not producer.state.is_open and (reason := producer.pause_reason) is not None:
             return reason
         producer.put(sent)
         return None

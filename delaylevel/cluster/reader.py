@@ -395,7 +395,8 @@ class PartitionReader:
 
     def _fit(self, message: Any) -> None:
         """Prefetch fewer messages if they are as large as this one."""
-        before, fitting = self._queue, max(_PREFETCH_BYTES // max(message.length(), 1), 1)
+        before = self._queue
+        fitting = max(_PREFETCH_BYTES // max(message.length(), 1), 1)
         # Not for every small difference: each time, a reader is opened.
         if 2 * fitting > before or self._is_asked or (self._answer, self._next) != (None, None):
             return

@@ -33,9 +33,15 @@ from delaylevel.errors import ClientError
 from delaylevel.model.formatting import shell
 from delaylevel.model.topic_name import TopicName
 
-from .opener import STALL_S, Opened, OpeningError, Refusal
-from .producer import ProducerPool, TargetProducer, load_of
-from .receivers import NO_RECEIVER, NO_TOPIC, OTHER_PARTITIONS, Receivers
+from .producer import STALL_S, Opened, ProducerPool, TargetProducer, load_of
+from .receivers import (
+    NO_RECEIVER,
+    NO_TOPIC,
+    OTHER_PARTITIONS,
+    OpeningError,
+    Receivers,
+    Refusal,
+)
 from .send_state import NOT_STORED, EntryLimits, SendOutcome, Settled
 
 log = logging.getLogger(__name__)
@@ -45,12 +51,7 @@ MOST_CLIENTS = 64
 
 
 class TargetClients:
-    """Clients for business topics.
-
-    Args:
-        client: the client for all targets if ``make`` is None; it is not closed here.
-        make: function that makes a client for one target, or for several beyond a number.
-    """
+    """Clients for business topics: one for all if ``make`` is None, which is not closed here."""
 
     def __init__(self, client: Any, make: Callable[[], Any] | None) -> None:
         self._client = client
@@ -102,29 +103,17 @@ _SMALLEST_BATCHED = 5 << 20
 
 
 class TargetKey(NamedTuple):
-    """One producer of a business topic.
-
-    Attributes:
-        partition: the partition, or -1 if the client chooses it.
-        alone: True for messages that share no batch: see
-            :func:`delaylevel.cluster.publisher.needs_own_batch`.
-    """
+    """One producer of a business topic."""
 
     topic: str
     schema: str = ""
     compression: str = ""
-    partition: int = -1
-    alone: bool = False
+    partition: int = -1  # the client chooses it
+    alone: bool = False  # its messages share no batch: see `needs_own_batch`
 
 
 class TargetPool(ProducerPool[TargetKey, Item]):
-    """The producers of business topics, each with its messages and their outcomes.
-
-    Args:
-        name: start of the names of the producers, for broker deduplication; empty without.
-        pause_s: function that returns for how long a target is left alone after a refusal for a
-            reason, in s.
-    """
+    """The producers of business topics, each with its messages and their outcomes."""
 
     def __init__(
         self,
@@ -139,8 +128,8 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         super().__init__(loop, numbered=bool(name), patience_s=patience_s)
         self._client_of = client_of
         self._admin = admin
-        self._name = name
-        self._pause_s = pause_s
+        self._name = name  # start of the producers' names, for broker deduplication; empty without
+        self._pause_s = pause_s  # for how long a target is left alone after a refusal for a reason
         self._now_s = loop.now_s
         self._by_topic: dict[str, list[TargetProducer[Item]]] = {}
         self._refused: dict[tuple[str, str], tuple[str, float]] = {}
@@ -153,8 +142,7 @@ class TargetPool(ProducerPool[TargetKey, Item]):
     def load_of(self, topic: str, *, without_lost: bool = False) -> tuple[int, int]:
         """Return number and bytes of a target's messages without an outcome.
 
-        Args:
-            without_lost: True to leave out partitions without a connection.
+        If ``without_lost``, leave out partitions without a connection.
         """
         producers = self._by_topic.get(topic, [])
         return load_of([each for each in producers if not (without_lost and each.is_lost)])
@@ -221,8 +209,7 @@ class TargetPool(ProducerPool[TargetKey, Item]):
     ) -> bool:
         """Pause a target that refuses or confirms nothing; use one again that confirms.
 
-        Returns:
-            True if messages are too large, alone or together.
+        Returns True if messages are too large, alone or together.
         """
         topic, schema = key.topic, key.schema
         reason, too_large = "", False
@@ -239,7 +226,7 @@ class TargetPool(ProducerPool[TargetKey, Item]):
                 and not any(each.is_stalled for each in self._by_topic[topic])
             ):
                 del refused[topic, schema]
-        reason = producer.opener.take_refusal() or reason
+        reason = producer.take_refusal() or reason
         if producer.is_stalled:
             reason = f"{producer.messages} messages are not confirmed"
         # Failures of what was sent before the pause do not prolong it.

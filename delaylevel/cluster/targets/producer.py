@@ -3,6 +3,11 @@
 A topic is looked at whenever a confirmation names a new ledger (see `Receivers`), and from time to
 time, because applications may remove its last subscription.
 
+If a broker dies, another one serves its topics after the end of its session (30 s by default) and
+some seconds more. The client looks for the topic again and again, but doubles the pause between two
+attempts, up to a minute. So a producer that has lost its connection is replaced as soon as a broker
+serves the topic.
+
 `TargetProducer` does the input and output for a `SendState`, which holds the rules. A
 `ProducerPool` has the producers of a host.
 """
@@ -10,9 +15,11 @@ time, because applications may remove its last subscription.
 from __future__ import annotations
 
 import logging
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -23,21 +30,41 @@ from delaylevel.cluster.failures import (
     MESSAGE_REFUSALS,
     OK,
     TOO_LARGE,
+    close_quietly,
     error_name,
     is_ok,
     result_name,
 )
 from delaylevel.cluster.publisher import build_message, send_checked
-from delaylevel.cluster.threads import HostLoop
+from delaylevel.cluster.threads import HostLoop, is_crowded
 from delaylevel.model.message import Payload
 
-from .opener import STALL_S, Opened, Opener, OpeningError, Refusal
-from .receivers import NO_RECEIVER, Receivers
-from .send_state import NO_PAYLOAD, UNPROVEN, EntryOutcomes, SendState, Sent, Settled
+from .receivers import NO_RECEIVER, OpeningError, Receivers, Refusal
+from .send_state import (
+    NO_PAYLOAD,
+    UNPROVEN,
+    EntryLimits,
+    EntryOutcomes,
+    SendState,
+    Sent,
+    Settled,
+)
 
 log = logging.getLogger(__name__)
 
-_RETRY_S = 1.0
+#: A target gets no more messages after this time without an opening that succeeds, or without a
+#: connection and any confirmation, unless its host is more patient.
+STALL_S = 5.0
+# An opening that does not end is slow, not refused: before it hands over a producer's name, the
+# broker waits for some seconds for the connection of a process that hangs. It refuses the name,
+# for as long, if it has noticed nothing yet.
+_SLOW_PATIENCE_S = 30.0
+_SLOW = "it does not answer"
+_SLOW_FAILURES = (_SLOW, "ProducerBusy")
+# Pause after an opening that has failed: the first one, which doubles, and the longest, also if the
+# topic refuses producers.
+_OPEN_AGAIN_S, _LONGEST_S, _LONGEST_REFUSED_S = 0.1, 1.0, 30.0
+_LOOK_AGAIN_S = 1.0
 # Number of messages that are passed to the client at a time, if they may wait for that.
 _PORTION = 32
 # Time between two looks at a topic whose confirmations come from known ledgers.
@@ -54,26 +81,30 @@ RECONNECT_S = 1.0
 _SUSPENDED_S = 1.0
 
 
+@dataclass
+class Opened:
+    """A producer that was opened."""
+
+    producer: Any
+    last_number: int = -1  # the last sequence ID that the broker had stored then
+    max_size: int | None = None  # limit of the topic itself for an entry, in bytes
+    # Of its batches; None if it has none, or their messages are not known.
+    entry_limits: EntryLimits | None = None
+    shared: bool = False  # it writes to several partitions, which may be at different brokers
+    # Nobody could look at the topic, so a sequence ID that it has stored is perhaps of a new topic.
+    remembered: bool = False
+
+
 Item = TypeVar("Item")
 
 
 class TargetProducer(Generic[Item]):
     """The messages of one topic, from :meth:`put` to their outcomes in :meth:`poll`.
 
-    One thread uses it. Without a connection it keeps messages; the caller limits their number by
-    ``messages`` and ``size``.
-
-    Args:
-        receivers: what is known of the topic's receivers; None to trust every confirmation.
-        patience_s: time without a connection, or without an answer to an opening, after which
-            messages are refused, in s.
-
-    Attributes:
-        messages, size: number and bytes of the messages without an outcome.
-        used_s: time of the last message, by the monotonic clock.
-        state, opener: the state of its messages, and its opening.
-        awaits_flush: True while messages wait for the end of a flush, to be sent by another one.
-        receivers: as above.
+    One thread uses it. It opens one producer at a time, and closes it, in threads of their own.
+    Without a connection it keeps messages; the caller limits their number by ``messages`` and
+    ``size``. After ``patience_s`` without a connection, or without an answer to an opening, they
+    are refused.
     """
 
     def __init__(
@@ -87,28 +118,37 @@ class TargetProducer(Generic[Item]):
     ) -> None:
         self._patience_s = patience_s
         self._start, self._now_s, self._wake = loop.start, loop.now_s, loop.wake
-        self.receivers = receivers
-        self.opener = Opener(open_producer, self._take_opened, self._report, patience_s, loop)
+        self.receivers = receivers  # None to trust every confirmation
         self.state: SendState[Item] = SendState(numbered)
+        self._open_producer = open_producer
         self._opened: Opened | None = None
+        self._is_working = False  # a thread opens or closes
+        self._closed = False
+        self._lock = threading.Lock()  # of _closed, which the opening thread reads
+        self._failure: str | None = None  # while openings fail, or one does not end
+        self._failing_since_s = 0.0
+        # The reason if the last opening was refused, and whether the pool has still to hear of it.
+        self._refusal: str | None = None
+        self._is_news = False
+        self._open_at_s, self._open_again_s = 0.0, _OPEN_AGAIN_S
         self._core: Any = None
         self._entries = EntryOutcomes()
         self._reports: deque[Callable[[], None]] = deque()  # from other threads
         self._is_looking = False  # at the topic, in the background
         self._looked_s = self._look_again_s = 0.0
-        self.messages = self.size = 0
+        self.messages = self.size = 0  # without an outcome
         # Numbers of messages: passed to producers, with an answer, and those up to which flushes
         # have begun and ended.
         self._given = self._answered = self._begun = self._ended = 0
         self._flushing: Opened | None = None
-        self.awaits_flush = False
-        # Times of the last poll, of signs of life, and of the last look for answers out of order.
+        self.awaits_flush = False  # messages wait for the end of a flush, to be sent by another one
+        # Monotonic times of the last message, poll, sign of life, and look for answers apart.
         self.used_s = self._polled_s = self._confirmed_s = self._connected_s = loop.now_s()
         self._apart_s = self.used_s
 
     @property
     def last_number(self) -> int:
-        """Last sequence ID that the broker had stored at the opening."""
+        """The last sequence ID that the broker had stored at the opening."""
         return self._opened.last_number if self._opened is not None else -1
 
     @property
@@ -174,11 +214,7 @@ class TargetProducer(Generic[Item]):
     def send_all(
         self, items: Iterable[Item], payloads: Sequence[Payload], first_number: int
     ) -> None:
-        """Send messages with their own properties as soon as the producer is open.
-
-        Args:
-            first_number: the first sequence ID, which the others follow; 0 without deduplication.
-        """
+        """Send messages with their own properties, and successive sequence IDs (0: without)."""
         self.used_s = now_s = self._now_s()
         self.messages += len(payloads)
         add, total, number = self.state.unsent.append, 0, first_number
@@ -239,7 +275,7 @@ class TargetProducer(Generic[Item]):
         pause_s = now_s - self._polled_s
         if pause_s > _SUSPENDED_S:
             self._confirmed_s = self._connected_s = now_s
-            self.opener.forgive(pause_s)
+            self._failing_since_s = min(self._failing_since_s + pause_s, now_s)
         self._polled_s = now_s
         while self._reports:
             self._reports.popleft()()
@@ -277,7 +313,8 @@ class TargetProducer(Generic[Item]):
 
     def close(self) -> None:
         """Close the producer in the background; messages without an outcome get none."""
-        self.opener.end()
+        with self._lock:
+            self._closed = True
         while self._reports:  # one of them may be a producer that was just opened
             self._reports.popleft()()
         self._close_producer()
@@ -290,33 +327,88 @@ class TargetProducer(Generic[Item]):
 
     # -- opening
 
+    @property
+    def _hopeless(self) -> str | None:
+        """The reason why openings have failed for too long; None while success is likely."""
+        if self._failure is None or self._is_outdated:
+            return None
+        patience_s = self._patience_s
+        if self._failure in _SLOW_FAILURES:
+            patience_s = max(patience_s, _SLOW_PATIENCE_S)
+        waited_s = self._now_s() - self._failing_since_s
+        return self._failure if waited_s > patience_s else None
+
+    @property
+    def opening_s(self) -> float:
+        """Time since the first attempt while none has succeeded, in s; infinite after a refusal."""
+        return float("inf") if self._failure is None else self._now_s() - self._failing_since_s
+
+    @property
+    def _is_outdated(self) -> bool:
+        """True if nobody has wanted a producer for a while since the last failure."""
+        return not self._is_working and self._now_s() > self._open_at_s + STALL_S
+
+    def take_refusal(self) -> str | None:
+        """Return the reason of a refusal since the last call, or why no opening succeeds."""
+        is_news, self._is_news = self._is_news, False
+        return (self._refusal if is_news else None) or self._hopeless
+
+    @property
+    def pause_reason(self) -> str | None:
+        """The reason why the topic takes nothing until it is time for the next opening, or None."""
+        if self._is_working or self._now_s() >= self._open_at_s:
+            return None
+        return self._refusal or self._hopeless
+
     def _replace_producer(self) -> None:
         """Close a producer that is given up, and open another one if there is a need."""
         state = self.state
         # While messages are in flight, answers may still come, and say more than "unknown".
         if self._opened is not None and not state.in_flight:
             self._close_producer()
-        if (reason := self.opener.hopeless) is not None:
+        if (reason := self._hopeless) is not None:
             state.refuse_unsent(reason)
         if state.unsent or state.is_unclear:  # to send messages, or to ask what is stored
             self._open()
 
     def _open(self) -> None:
+        """Open a producer, unless there is one, or it is too early: `poll` does it then."""
         # The last producer is closed when all its messages have answers. Its confirmations have to
         # be verified against the topic that it had.
-        if self._opened is None and not self.state.unverified:
-            self.opener.open()
+        if self._opened is not None or self.state.unverified:
+            return
+        # Each opening takes a thread and a connection, and all targets may have messages at once.
+        if self._is_working or self._closed or self._now_s() < self._open_at_s or is_crowded():
+            return
+        if self._failure is None or self._is_outdated:
+            self._failure, self._failing_since_s = _SLOW, self._now_s()
+        self._is_working = True
+        self._start(self._open_now)
+
+    def _open_now(self) -> None:
+        opened: Opened | OpeningError
+        try:
+            opened = self._open_producer()
+        except Exception as error:
+            opened = OpeningError.of(error)
+        # Who closes it after this report finds the producer, and closes that.
+        with self._lock:
+            if not self._closed:
+                self._report(partial(self._take_opened, opened))
+                return
+        if isinstance(opened, Opened):
+            close_quietly(opened.producer, "producer")
 
     def _take_opened(self, opened: Opened | OpeningError) -> None:
-        state = self.state
+        self._is_working = False
         if isinstance(opened, OpeningError):
-            if opened.kind is Refusal.GONE:
-                state.gone(opened.reason)
-            elif opened.kind is Refusal.REFUSED:
-                state.refuse_unsent(opened.reason)
+            self._take_failed_opening(opened)
             return
-        if opened.remembered and state.recalled:
-            self.opener.close(opened)  # the next one is opened after a look
+        self._failure = self._refusal = None
+        self._open_again_s = _OPEN_AGAIN_S
+        state = self.state
+        if self._closed or (opened.remembered and state.recalled):
+            self._close(opened)  # what is recalled needs a look at the topic
             return
         self._opened = opened
         self._looked_s = self._now_s()  # before the opening
@@ -328,11 +420,37 @@ class TargetProducer(Generic[Item]):
         self._pass_on()
         self.flush()
 
+    def _take_failed_opening(self, error: OpeningError) -> None:
+        kind, reason = error.kind, error.reason
+        is_refused = kind is not Refusal.UNAVAILABLE
+        self._is_news = is_refused
+        self._failure, self._refusal = (None, reason) if is_refused else (reason, None)
+        self._open_at_s = self._now_s() + self._open_again_s
+        longest_s = _LONGEST_REFUSED_S if kind is Refusal.REFUSED else _LONGEST_S
+        self._open_again_s = min(2 * self._open_again_s, longest_s)
+        if kind is Refusal.GONE:
+            self.state.gone(reason)
+        elif kind is Refusal.REFUSED:
+            self.state.refuse_unsent(reason)
+
     def _close_producer(self) -> None:
         opened, self._opened, self._core = self._opened, None, None
         self.state.is_open = False
         if opened is not None:
-            self.opener.close(opened)
+            self._close(opened)
+
+    def _close(self, opened: Opened) -> None:
+        """Close a producer; another one is opened only afterwards, as it may have the same name."""
+        self._is_working = True
+
+        def close() -> None:
+            close_quietly(opened.producer, "producer")
+            self._report(self._end_closing)
+
+        self._start(close)
+
+    def _end_closing(self) -> None:
+        self._is_working = False
 
     # -- sending, and the answers
 
@@ -467,7 +585,7 @@ class TargetProducer(Generic[Item]):
         state = self.state
         self._is_looking = False
         if received is None:
-            self._look_again_s = self._now_s() + _RETRY_S
+            self._look_again_s = self._now_s() + _LOOK_AGAIN_S
             return
         self._looked_s = self._now_s()
         ids = [each for sent in unverified for each in sent.outcome.values()]

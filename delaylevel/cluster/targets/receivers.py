@@ -11,16 +11,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from enum import Enum
 from typing import Any, NamedTuple
 
 from delaylevel.cluster import schemas
-from delaylevel.cluster.failures import is_admin_away, may_pass
+from delaylevel.cluster.failures import error_name, is_admin_away, may_pass
 from delaylevel.cluster.port import PartitionStats, TopicAdmin
-from delaylevel.errors import AdminError, BrokerError, NotFoundError
+from delaylevel.errors import (
+    AdminError,
+    BrokerError,
+    ClientError,
+    DelayLevelError,
+    NotFoundError,
+)
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
-
-from .opener import OpeningError, Refusal
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +41,37 @@ SOME_RECEIVED = (
 )
 
 
-def topic_stats(admin: TopicAdmin, topic: TopicName) -> dict[TopicName, PartitionStats] | None:
-    """Request the statistics of any topic, e.g. a business topic.
+class Refusal(Enum):
+    """Kind of a failed opening."""
 
-    Returns:
-        The statistics by partition; by the topic's own name if it is not partitioned. None if
-        the topic does not exist.
-    """
+    GONE = "gone"  # the topic does not exist, or nobody can receive from it
+    REFUSED = "refused"  # the topic takes no producer now
+    UNAVAILABLE = "unavailable"  # no answer; it may be served in a moment
+
+
+class OpeningError(DelayLevelError):
+    """A topic that cannot be opened."""
+
+    def __init__(self, kind: Refusal, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+
+    @classmethod
+    def of(cls, error: Exception) -> OpeningError:
+        """Return the opening error for any error."""
+        if isinstance(error, OpeningError):
+            return error
+        if isinstance(error, ClientError):
+            kind = Refusal.UNAVAILABLE if error.transient else Refusal.REFUSED
+            return cls(kind, error.name)
+        if not isinstance(error, BrokerError):
+            log.error("opening a producer failed", exc_info=error)
+        return cls(Refusal.UNAVAILABLE, str(error) or error_name(error))
+
+
+def topic_stats(admin: TopicAdmin, topic: TopicName) -> dict[TopicName, PartitionStats] | None:
+    """Request the statistics of a topic by partition, or by its own name; None if it is missing."""
     try:
         return _stats(admin, topic, admin.partitioned_metadata(topic).partitions)
     except NotFoundError:
@@ -61,13 +90,10 @@ def has_receivers(admin: TopicAdmin, topic: TopicName, stats: Collection[Partiti
 
     Each partition needs a durable subscription or a copy in another cluster; or the topic has a
     retention; or its own policy keeps it while nobody subscribes (``--keep-target``), which says
-    that it is meant to be without.
+    that it is meant to be without. A BrokerError says that this cannot be known now.
 
     Args:
         stats: statistics of its partitions; empty if one of them does not exist.
-
-    Raises:
-        BrokerError: this cannot be known now.
     """
     if (stats and all(map(_is_received, stats))) or admin.retains(topic):
         return True
@@ -92,18 +118,12 @@ _LOOK_S = 1.5
 
 
 class TargetLook(NamedTuple):
-    """A target as it was before an opening.
+    """A target as it was before an opening."""
 
-    Attributes:
-        partitions: number of partitions; 0 if it is not partitioned.
-        remembered: True if this is an earlier look, because nobody could look now. Then it is
-            unknown whether a sequence ID was stored in this topic or in a new one.
-    """
-
-    partitions: int
+    partitions: int  # 0 if it is not partitioned
     schema: Any
     max_size: int | None
-    remembered: bool = False
+    remembered: bool = False  # an earlier look, because nobody could look now: see `Opened`
 
 
 class Receivers:
@@ -117,15 +137,6 @@ class Receivers:
     admin interface answers soon, but brokers serve the host's own topics: a target that was open
     before is opened as it was then. That is safe, as a confirmation counts as soon as it comes from
     a ledger that the target had, or the interface answers.
-
-    Args:
-        partition: the partition; -1 for all.
-        numbered: True to demand broker deduplication.
-        connected: function that returns True while brokers serve the host's own topics.
-
-    Attributes:
-        ledgers: ledgers that it certainly had while somebody could receive from it. They are not
-            those of a topic that is created again. Read in any thread.
     """
 
     def __init__(
@@ -141,19 +152,17 @@ class Receivers:
         self._admin = admin
         self._soon = admin.within(_LOOK_S)
         self._topic = topic
-        self._partition = partition
+        self._partition = partition  # -1 for all
         self._schema = schema
-        self._numbered = numbered
-        self._connected = connected
+        self._numbered = numbered  # broker deduplication is necessary
+        self._connected = connected  # True while brokers serve the host's own topics
         self._look: TargetLook | None = None  # at the last opening
+        # That it certainly had while somebody could receive from it, so they are not those of a
+        # topic that is created again. Read in any thread.
         self.ledgers: frozenset[Ledger] = frozenset()
 
     def look(self, *, may_remember: bool) -> TargetLook:
-        """Look at the target before it is opened; called in any thread.
-
-        Raises:
-            OpeningError: it must not be opened.
-        """
+        """Look at the target in any thread; raise OpeningError if it must not be opened."""
         last = self._look
         if last is None or not self.ledgers or not may_remember or not self._connected():
             return self._look_with(self._admin)
@@ -182,14 +191,7 @@ class Receivers:
         self.ledgers = self.ledgers | found if received else frozenset()
 
     def exist(self) -> bool:
-        """Return False if nobody can receive what was just stored; called in any thread.
-
-        Partitions that were added since the opening are perhaps still without their subscriptions,
-        and say nothing about the others.
-
-        Raises:
-            BrokerError: this cannot be known now.
-        """
+        """Return False if nobody can receive what was just stored; errors as `has_receivers`."""
         partitions = self._look.partitions if self._look is not None else 0
         try:
             present, found = self._read(self._admin)
@@ -198,6 +200,8 @@ class Receivers:
         if present and not partitions:
             return False  # a client has made a topic again that has partitions now
         if partitions and self._partition < 0:
+            # Partitions that were added since are perhaps still without their subscriptions, and
+            # say nothing about the others.
             known = set(map(self._topic.partition, range(partitions)))
             found = {name: stats for name, stats in found.items() if name in known}
         return self._receives(self._admin, found, partitions)

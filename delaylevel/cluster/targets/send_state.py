@@ -78,7 +78,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby, repeat
@@ -97,29 +97,20 @@ _MOST_MISTAKES = 10
 
 
 class EntryLimits(NamedTuple):
-    """The rule by which the client makes entries of messages.
+    """The rule by which the client makes entries of messages."""
 
-    Attributes:
-        messages, size: number of messages, and bytes of their payloads, at which it ends a batch.
-        by_key: True if each key has an entry of its own in a batch.
-    """
-
+    # Number of messages, and bytes of their payloads, at which it ends a batch.
     messages: int
     size: int
-    by_key: bool = True
+    by_key: bool = True  # each key has an entry of its own in a batch
 
 
 class EntryOutcome(dict[Any, Any]):
-    """The outcome of one entry: empty until the client has called back; its key is the result.
-
-    Attributes:
-        count: number of messages that share it.
-        first: the first one of these.
-    """
+    """The outcome of one entry: empty until the client has called back; its key is the result."""
 
     __slots__ = ("count", "first")
-    count: int
-    first: Sent[Any]
+    count: int  # of the messages that share it
+    first: Sent[Any]  # the first one of them
     __hash__ = object.__hash__  # type: ignore[assignment]
 
     def is_proven(self, message_id: Any) -> bool:
@@ -136,14 +127,11 @@ class EntryOutcome(dict[Any, Any]):
 
 
 class EntryOutcomes:
-    """The entries that a producer fills at present, by the key that their messages share.
-
-    Args:
-        limits: limits of the client's batches, which end at nothing else but these and a flush;
-            None if each message has an outcome of its own.
-    """
+    """The entries that a producer fills at present, by the key that their messages share."""
 
     def __init__(self, limits: EntryLimits | None = None) -> None:
+        # The client's batches end at nothing else but these and a flush. None: each message has an
+        # outcome of its own.
         self._limits = limits
         self._entries: dict[str, EntryOutcome] = {}
         self._messages = self._size = 0
@@ -195,12 +183,7 @@ _NOT_SENT = EntryOutcome()
 
 @dataclass(slots=True, eq=False)
 class Sent(Generic[Item]):
-    """A message given to a producer.
-
-    Attributes:
-        maybe_stored: True if an earlier producer may have stored it; without sequence IDs only.
-        count: number of messages that this one stands for: see `join`. Its size is theirs.
-    """
+    """A message given to a producer."""
 
     item: Item
     payload: Payload
@@ -211,8 +194,8 @@ class Sent(Generic[Item]):
     sent_s: float
     # Python 3.10 refuses any dict as a default. This factory runs no Python code for a message.
     outcome: EntryOutcome = field(default_factory=repeat(_NOT_SENT).__next__)
-    maybe_stored: bool = False
-    count: int = 1
+    maybe_stored: bool = False  # by an earlier producer; without sequence IDs only
+    count: int = 1  # of the messages that this one stands for: see `join`. Its size is theirs
 
     def join(self, first: Sent[Item]) -> bool:
         """Let the first message of the entry stand for this one, if nobody needs its outcome.
@@ -243,15 +226,11 @@ class SendOutcome(Enum):
 
 
 class Settled(NamedTuple):
-    """A message with its outcome.
-
-    Attributes:
-        reason: the client's or the broker's name of the failure; empty if the message is stored.
-    """
+    """A message with its outcome."""
 
     item: Any
     outcome: SendOutcome
-    reason: str
+    reason: str  # the client's or the broker's name of the failure; empty if it is stored
 
 
 #: The reason for a message of an earlier process that the broker has not stored.
@@ -259,19 +238,13 @@ NOT_STORED = "not stored"
 
 
 class SendState(Generic[Item]):
-    """The messages given to one producer, oldest first in each state.
-
-    Attributes:
-        is_open: True while there is a producer that messages may be passed to.
-        suspended: True after a refusal with sequence IDs, until the owner has recorded it.
-        unsent: messages to pass to the producer, in the order of their sequence IDs.
-        recalled: messages that an earlier process may have sent; they are not sent again here.
-    """
+    """The messages given to one producer, oldest first in each state."""
 
     def __init__(self, numbered: bool) -> None:
         self.numbered = numbered
-        self.is_open = False
-        self.suspended = False
+        self.is_open = False  # there is a producer that messages may be passed to
+        self.suspended = False  # after a refusal with sequence IDs, until the owner has recorded it
+        # By state; those to pass to the producer are in the order of their sequence IDs.
         self.unsent: deque[Sent[Item]] = deque()
         self.in_flight: deque[Sent[Item]] = deque()
         self.unverified: deque[Sent[Item]] = deque()
@@ -297,26 +270,21 @@ class SendState(Generic[Item]):
         self._refuse([sent], reason)
 
     def confirmed(self, count: int, verified: bool = True) -> None:
-        """Process the broker's confirmations of the oldest messages in flight.
-
-        Args:
-            verified: False if it is not known that somebody can receive them.
-        """
+        """Process confirmations of the oldest messages in flight; `verified`: they are received."""
         popleft = self.in_flight.popleft
-        items = [popleft() for _ in range(count)]
-        if verified:
-            self._settle(items, SendOutcome.STORED)
-        else:
-            self.unverified += items
+        self._confirm([popleft() for _ in range(count)], verified)
 
-    def confirmed_apart(self, items: Collection[Sent[Item]], verified: bool) -> None:
+    def confirmed_apart(self, items: list[Sent[Item]], verified: bool) -> None:
         """Process confirmations of messages in flight that are behind others without an answer."""
         apart = set(map(id, items))
         rest = [each for each in self.in_flight if id(each) not in apart]
         self.in_flight.clear()
         self.in_flight += rest
+        self._confirm(items, verified)
+
+    def _confirm(self, items: list[Sent[Item]], verified: bool) -> None:
         if verified:
-            self._settle(list(items), SendOutcome.STORED)
+            self._settle(items, SendOutcome.STORED)
         else:
             self.unverified += items
 
@@ -391,11 +359,7 @@ class SendState(Generic[Item]):
         self.is_open = False
 
     def received(self, count: int) -> None:
-        """Settle confirmations: somebody can receive from the topic.
-
-        Args:
-            count: number of messages that were confirmed before the topic was looked at.
-        """
+        """Settle confirmations from before a look at the topic: somebody can receive from it."""
         self._settle([self.unverified.popleft() for _ in range(count)], SendOutcome.STORED)
 
     def unreceived(self, reason: str) -> None:

@@ -354,7 +354,7 @@ class BatchPublisher:
             return TargetState.UNKNOWN if count is None else TargetState.READY
         producer = pool.producer(key)
         if not producer.state.is_open:
-            return TargetState.OPENING if producer.opener.opening_s < SLOW_S else TargetState.CLOSED
+            return TargetState.OPENING if producer.opening_s < SLOW_S else TargetState.CLOSED
         # Messages of a lost partition stay there: those of another one must not wait for them.
         if not is_below_limits(*pool.load_of(topic, without_lost=True)):
             # The limits are those of the whole target, so any of its producers may be slow.

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from delaylevel.cluster import threads
-from delaylevel.cluster.targets.opener import Opened, Opener
+from delaylevel.cluster.targets.producer import Opened, TargetProducer
 from delaylevel.cluster.threads import BackgroundWork, HostLoop, in_parallel, stop_on_signals
 from support.python import python
 
@@ -63,26 +63,26 @@ def test_a_few_targets_are_opened_at_a_time_and_those_that_hang_delay_no_other(
     monkeypatch.setattr(threads, "_MOST", 4)
     go, loop = threading.Event(), HostLoop()
 
-    def opener(number: int) -> Opener:
+    def target(number: int) -> TargetProducer[int]:
         def open_producer() -> Opened:
             go.wait(60)
             opened.append(number)
             return Opened(None)
 
-        return Opener(open_producer, lambda _: None, lambda report: report(), 60, loop)
+        return TargetProducer(open_producer, loop)
 
-    openers = [opener(number) for number in range(6)]
+    targets = [target(number) for number in range(6)]
     for second, under_way in enumerate((2, 4, 4)):
         now_s[0] = second
         for _ in range(2):
-            for each in openers:
+            for each in targets:
                 each.open()
             assert len(running) == under_way
     go.set()
     for thread in list(running):
         thread.join(60)
     assert sorted(opened) == [0, 1, 2, 3]
-    openers[5].open()
+    targets[5].open()
     for thread in list(running):
         thread.join(60)
     assert 5 in opened

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.cluster.targets import pool
-from delaylevel.cluster.targets.opener import STALL_S
+from delaylevel.cluster.targets.producer import STALL_S
 from delaylevel.errors import BrokerUnreachableError, ClientError, UpgradeRequiredError
 from delaylevel.functions import relay as relay_module
 from delaylevel.functions.relay import SLOW, SLOW_S, Item, Relay, take_confirmed
