@@ -158,10 +158,10 @@ def messages_in_range(
             at = (message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
             if at >= until:
                 return
-            following = _following(message_id, at, until)
+            following, is_end = _rest_of_entry(message_id, at, until)
             if not following:
                 yield message, *at
-                if _is_last(message_id, at, until):
+                if is_end:
                     return
                 continue
             # The rest of the entry, all of which the client has. Reading the IDs of the first and
@@ -177,7 +177,7 @@ def messages_in_range(
                 yield from (item for item in found if item[1:] < until)
                 return
             yield from found
-            if _is_last(entry[-1].message_id(), last, until):
+            if is_end and len(entry) > following:
                 return
 
 
@@ -458,23 +458,14 @@ def _await_message(reader: PartitionReader, topic: str, end: Position) -> Any | 
     )
 
 
-def _following(message_id: Any, at: tuple[int, int, int], end: tuple[int, int, int]) -> int:
-    """Return the number of messages of the range that follow in the same entry."""
+def _rest_of_entry(
+    message_id: Any, at: tuple[int, int, int], end: tuple[int, int, int]
+) -> tuple[int, bool]:
+    """Return how many messages of a range follow in the same entry, and if the range ends there."""
     ledger, entry, batch = at
+    is_inside = (ledger, entry) == end[:2]  # the range ends inside this batch
+    is_end = is_inside or (end[2] < 0 and (ledger, entry + 1) == end[:2])
     if batch < 0:
-        return 0
+        return 0, is_end
     size = batch_size(message_id)
-    if (ledger, entry) == end[:2]:  # the range ends inside this batch
-        size = min(size, end[2])
-    return max(0, size - batch - 1)
-
-
-def _is_last(message_id: Any, at: tuple[int, int, int], end: tuple[int, int, int]) -> bool:
-    """Return True if no message of the range follows this one."""
-    ledger, entry, batch = at
-    if ledger != end[0] or entry < end[1] - 1:
-        return False
-    if entry == end[1]:  # the range ends inside this batch
-        return batch + 1 == end[2]
-    # The last entry of the range ends with the last message of its batch.
-    return end[2] < 0 and (batch < 0 or batch + 1 >= batch_size(message_id))
+    return max(0, (min(size, end[2]) if is_inside else size) - batch - 1), is_end

@@ -380,11 +380,7 @@ class Admin(TopicAdmin):
         return {name: int(stats.get("msgInCounter", 0)) for name, stats in found.items() if stats}
 
     def _stats_of_all(self, topic: TopicName, query: Mapping[str, str]) -> dict[int, Any]:
-        """Return the statistics by partition; partitions that do not exist are left out.
-
-        Raises:
-            BrokerUnreachableError: the broker of a partition does not answer.
-        """
+        """Return the statistics by partition, without partitions that do not exist."""
         found: dict[int, Any] = {}
         partitions = None
         if time.monotonic() >= self._one_by_one_until_s:

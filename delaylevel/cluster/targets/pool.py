@@ -247,11 +247,10 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         return [each for each in settled if each.reason != TOO_LARGE]
 
     def _open(self, key: TargetKey) -> Opened:
-        name, receivers = TopicName.parse(key.topic), self._receivers[key]
-        present = self._producers.get(key)
+        name, present = TopicName.parse(key.topic), self._producers.get(key)
         # A sequence ID tells what became of these only if it is certainly of the same topic.
         recalls = present is not None and bool(present.state.recalled)
-        look = receivers.look(may_remember=not recalls)
+        look = self._receivers[key].look(may_remember=not recalls)
         partitions, limit = look.partitions, look.max_size
         if self.numbered and key.partition < 0 and partitions:
             # The topic is a new one, with partitions, each of which has sequence IDs of its own.
@@ -281,7 +280,6 @@ class TargetPool(ProducerPool[TargetKey, Item]):
             if rule:
                 raise OpeningError(Refusal.REFUSED, rule) from error
             raise
-        receivers.opened(look)
         # Otherwise the ID is perhaps that of a new topic. All messages are sent again, and the
         # broker drops those that are stored.
         reports = self.numbered and not look.remembered

@@ -156,7 +156,7 @@ class Receivers:
         self._schema = schema
         self._numbered = numbered  # broker deduplication is necessary
         self._connected = connected  # True while brokers serve the host's own topics
-        self._look: TargetLook | None = None  # at the last opening
+        self._look: TargetLook | None = None  # the last one after which it could be opened
         # That it certainly had while somebody could receive from it, so they are not those of a
         # topic that is created again. Read in any thread.
         self.ledgers: frozenset[Ledger] = frozenset()
@@ -173,10 +173,6 @@ class Receivers:
                 raise
         log.info("opening %s as it was before: the admin interface is silent", self._topic.full)
         return last._replace(remembered=True)
-
-    def opened(self, look: TargetLook) -> None:
-        """Note that the target was opened after a look."""
-        self._look = look
 
     def knows(self, message_id: Any) -> bool:
         """Return True if somebody could certainly receive a message when it was stored."""
@@ -230,7 +226,8 @@ class Receivers:
             if schema is None:
                 reason = f"its registry has no schema {reference}"
                 raise OpeningError(Refusal.REFUSED, reason)
-        return TargetLook(partitions, schema, admin.max_message_size(self._topic))
+        self._look = TargetLook(partitions, schema, admin.max_message_size(self._topic))
+        return self._look
 
     def _read(self, admin: TopicAdmin) -> tuple[int, Mapping[TopicName, PartitionStats]]:
         """Return the number of partitions, and the statistics of those that are looked at."""
