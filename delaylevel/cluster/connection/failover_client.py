@@ -14,7 +14,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -54,21 +54,20 @@ class FailoverClient:
         self._present = self._hosts
         self._clients = [open_client(service_url)]
 
-    def create_producer(self, *args: Any, **kwargs: Any) -> Any:
-        """Create a producer; arguments and errors are those of ``pulsar.Client``."""
-        return self._call("create_producer", args, kwargs)
+    def _call(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+        client = self._clients[-1]
+        try:
+            return getattr(client, operation)(*args, **kwargs)
+        except (pulsar.ConnectError, pulsar.Timeout):
+            if not self._replace(client):
+                raise
+        return getattr(self._clients[-1], operation)(*args, **kwargs)
 
-    def create_reader(self, *args: Any, **kwargs: Any) -> Any:
-        """Create a reader; arguments and errors are those of ``pulsar.Client``."""
-        return self._call("create_reader", args, kwargs)
-
-    def subscribe(self, *args: Any, **kwargs: Any) -> Any:
-        """Subscribe to a topic; arguments and errors are those of ``pulsar.Client``."""
-        return self._call("subscribe", args, kwargs)
-
-    def get_topic_partitions(self, topic: str) -> Any:
-        """Return the partitions of a topic; errors are those of ``pulsar.Client``."""
-        return self._call("get_topic_partitions", (topic,), {})
+    # With the arguments and errors of `pulsar.Client`.
+    create_producer = partialmethod(_call, "create_producer")
+    create_reader = partialmethod(_call, "create_reader")
+    subscribe = partialmethod(_call, "subscribe")
+    get_topic_partitions = partialmethod(_call, "get_topic_partitions")
 
     def close(self) -> None:
         """Close everything that was opened."""
@@ -82,15 +81,6 @@ class FailoverClient:
         """End at once, without waiting for the broker."""
         for client in self._clients:
             client.shutdown()
-
-    def _call(self, operation: str, args: Any, kwargs: Any) -> Any:
-        client = self._clients[-1]
-        try:
-            return getattr(client, operation)(*args, **kwargs)
-        except (pulsar.ConnectError, pulsar.Timeout):
-            if not self._replace(client):
-                raise
-        return getattr(self._clients[-1], operation)(*args, **kwargs)
 
     def _replace(self, failed: Any) -> bool:
         """Open a client for the hosts that answer; return False if that is no change."""

@@ -219,7 +219,17 @@ class Rest:
 
     def get(self, path: str, **query: str) -> Any:
         """Get the JSON value at a path; None if the answer is empty."""
-        return _json_value(self.request("GET", path, query=query))
+        answer = self.request("GET", path, query=query)
+        if not answer.data.strip():
+            return None
+        try:
+            return json.loads(answer.data)
+        except ValueError:
+            raise AdminError(
+                "the admin interface answered with something that is not JSON: is this address a "
+                "Pulsar broker's web address?",
+                status=answer.status,
+            ) from None
 
     def put(self, path: str, value: Any = None, *, kind: str = "application/json") -> None:
         """Put a JSON value."""
@@ -441,20 +451,6 @@ def _is_timeout(error: Exception) -> bool:
     # A refused connection is a kind of timeout in urllib3.
     refused = isinstance(error, urllib3.exceptions.NewConnectionError)
     return isinstance(error, urllib3.exceptions.TimeoutError) and not refused
-
-
-def _json_value(answer: urllib3.BaseHTTPResponse) -> Any:
-    text = answer.data
-    if not text.strip():
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise AdminError(
-            "the admin interface answered with something that is not JSON: is this address a "
-            "Pulsar broker's web address?",
-            status=answer.status,
-        ) from None
 
 
 def _reason_of(answer: urllib3.BaseHTTPResponse) -> str:

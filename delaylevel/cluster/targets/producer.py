@@ -507,8 +507,13 @@ class TargetProducer(Generic[Item]):
                 self._answered += confirmed
                 state.confirmed(confirmed, verified)
             else:
+                self._answered += 1
                 result = next(iter(in_flight[0].outcome))
-                self._take_failure(UNPROVEN if is_ok(result) else result_name(result))
+                reason = UNPROVEN if is_ok(result) else result_name(result)
+                if reason in MESSAGE_REFUSALS and not state.numbered:
+                    state.rejected(in_flight.popleft(), reason)
+                else:
+                    state.failed(reason)
         if not in_flight:
             self._answered = self._given
         elif (
@@ -550,15 +555,6 @@ class TargetProducer(Generic[Item]):
             if found:
                 self._answered += len(found)
                 self.state.confirmed_apart(found, verified)
-
-    def _take_failure(self, reason: str) -> None:
-        """Process the failure of the oldest message in flight."""
-        state = self.state
-        self._answered += 1
-        if reason in MESSAGE_REFUSALS and not state.numbered:
-            state.rejected(state.in_flight.popleft(), reason)
-            return
-        state.failed(reason)
 
     def _look(self) -> None:
         """Look at the topic in the background: for confirmations, if there are any, or without."""
