@@ -25,8 +25,6 @@ from delaylevel.model.topic_name import TopicName
 from .failures import close_quietly, error_name, missing_subscription, translate_errors
 from .port import ClientStats, PartitionStats, TopicAdmin
 
-_FEW = 2  # a dispatcher's window and journal partition
-
 
 class PartitionLock:
     """Exclusive consumers on the durable subscription of source partitions.
@@ -49,12 +47,10 @@ class PartitionLock:
         name = f"delaylevel-{kind}@{socket.gethostname()}:{os.getpid()}"
         subscribe = partial(self._subscribe, client, name)
         try:
-            # If another mover has the first one, it has all: one attempt is enough then.
-            first, rest = sources[:_FEW], sources[_FEW:]
-            for source in first:
-                subscribe(source)
-            # While one of several brokers is away, each attempt may take some tenths of a second.
-            in_parallel(subscribe, rest)
+            # If another mover has the first one, it has all: one attempt is enough then. While one
+            # of several brokers is away, each attempt may take some tenths of a second.
+            for part in (sources[:1], sources[1:]):
+                in_parallel(subscribe, part)
         except BaseException:
             # What stays locked would refuse the next attempt of this very mover.
             self.close()

@@ -50,10 +50,7 @@ PRODUCER_SETTINGS: dict[str, Any] = {
     "batching_max_publish_delay_ms": 3_600_000,
 }
 # For our own topics. Small batches stay in a core's cache.
-BULK_SETTINGS: dict[str, Any] = {
-    **PRODUCER_SETTINGS,
-    "batching_max_messages": 250,
-}
+BULK_SETTINGS = {**PRODUCER_SETTINGS, "batching_max_messages": 250}
 # Deduplication remembers only the first sequence ID of a batch.
 UNBATCHED_SETTINGS = {**PRODUCER_SETTINGS, "batching_enabled": False}
 # Key_Shared consumers need entries with one key only.
@@ -75,9 +72,8 @@ OWN_SEQUENCE_SETTINGS: dict[str, Any] = {"initial_sequence_id": 1}
 # The client limits a batch by its payloads only. Without larger ones, the properties and keys of
 # the 1,000 messages of a batch stay below 4 MiB, and the batch below the usual limit of 5 MiB.
 _MOST_BATCHED_METADATA = 4 << 10
-_LONGEST_CHARACTER = 4  # bytes
 #: Number of characters of properties and keys with which a message may certainly share a batch.
-SHARED_TEXT = _MOST_BATCHED_METADATA // _LONGEST_CHARACTER
+SHARED_TEXT = _MOST_BATCHED_METADATA // 4  # the bytes of the longest character
 
 
 def needs_own_batch(message: Payload, properties: Mapping[str, str]) -> bool:
