@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pulsar
 
 from delaylevel.cluster.failures import close_quietly
@@ -24,24 +24,21 @@ from delaylevel.consumer.host import Handling, refuse_awaitable
 from delaylevel.consumer.listener import Listener
 from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.consumer.retry import Verdict
-from delaylevel.dispatcher.journal.records import pack_message
-from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.dispatcher.record import identity
-from delaylevel.errors import EnvelopeError, InvalidInputError
+from delaylevel.errors import InvalidInputError
+from delaylevel.inspection.inspector import Inspector
+from delaylevel.inspection.rows import ORDER, row_columns, rows_of
 from delaylevel.model.clock import Clock, duration_ms, earliest, instant
 from delaylevel.model.delivery import ForwardReport
-from delaylevel.model.envelope import CANCEL, Envelope
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.aio import calls_in_threads
 from delaylevel.testing.memory.aio import MemoryAsyncClient
-from delaylevel.testing.memory.broker import Broker, Partition
+from delaylevel.testing.memory.broker import Broker
 from delaylevel.testing.memory.client import MemoryClient
 from delaylevel.testing.memory.dispatcher import MemoryDispatcher
-from delaylevel.testing.memory.log import StoredMessage
-from delaylevel.testing.memory.strict import StrictRules, stored_journal
+from delaylevel.testing.memory.strict import StrictRules
 
 from .admin import MemoryAdmin
 from .clock import ManualClock, check_duration
@@ -57,11 +54,7 @@ Handled = Callable[[Listener, ReceivedMessage], object]
 class MemoryListener:
     """A listener whose handler is called when the clock is advanced.
 
-    Args:
-        handling: the listener and what it needs.
-        subscribe: functions that return a new consumer, of new messages and of retried copies.
-        running: the running listeners; this one is added while it runs.
-        handled: function that is called for each message that was handled.
+    It is in ``running`` while it runs, and calls ``handled`` for each message that was handled.
     """
 
     def __init__(
@@ -194,12 +187,7 @@ class Listening:
         return worked
 
     def drive(self, steps: Step) -> Any:
-        """Run steps in this thread, and return their result.
-
-        Raises:
-            InvalidInputError: a handler advances the clock, or there are coroutines and this thread
-                has a running event loop.
-        """
+        """Run steps in this thread, and return their result."""
         with self._alone(steps):
             if any(each.handling.listener.is_coroutine for each in self._running) and _has_loop():
                 raise InvalidInputError(
@@ -217,11 +205,7 @@ class Listening:
                 answer = self._loop.run_until_complete(called)
 
     async def drive_async(self, steps: Step) -> Any:
-        """Run steps in the running event loop, and return their result.
-
-        Raises:
-            InvalidInputError: a handler advances the clock.
-        """
+        """Run steps in the running event loop, and return their result."""
         with self._alone(steps):
             answer = None
             while True:
@@ -502,9 +486,27 @@ class MemoryPulsar:
         Args:
             topic: name of the business topic.
         """
-        with self._broker.lock:
-            found = [*self._parked(TopicName.parse(topic)), *self._stored(topic, due=False)]
-        return sorted(found, key=lambda message: message.at)
+        target = TopicName.parse(topic)
+        found = []
+        with closing(_client(self._broker, self.admin)) as client:
+            for each in self.level_topics():
+                if target.full in each.targets:
+                    inspector = Inspector(
+                        client,
+                        self.admin,
+                        each.topic,
+                        target=target.full,
+                        clock=self.clock,
+                        live=False,
+                    )
+                    found += rows_of(inspector.batches(columns=row_columns(value=True)))
+        found.sort(key=attrgetter(*ORDER))
+        waiting = [
+            TopicMessage(instant(row.due_ms), row.value, row.key or "", row.properties, row.topic)
+            for row in found
+            if row.due_ms is not None and TopicName.parse(row.topic).without_partition != target
+        ]
+        return sorted([*waiting, *self._stored(target, due=False)], key=attrgetter("at"))
 
     def delivered(self, topic: str) -> list[TopicMessage]:
         """Return the messages that are available to a Shared subscription by now, in order.
@@ -514,8 +516,7 @@ class MemoryPulsar:
         Args:
             topic: name of the business topic.
         """
-        with self._broker.lock:
-            return sorted(self._stored(topic, due=True), key=lambda message: message.at)
+        return sorted(self._stored(TopicName.parse(topic), due=True), key=attrgetter("at"))
 
     def _kill(self) -> None:
         """Disconnect everything, as if its process was killed."""
@@ -558,34 +559,22 @@ class MemoryPulsar:
         """Return the descriptions of all level topics."""
         return self._broker.level_topics()
 
-    def _stored(self, topic: str, *, due: bool) -> Iterator[TopicMessage]:
+    def _stored(self, topic: TopicName, *, due: bool) -> list[TopicMessage]:
         now_ms = self.clock.now_ms()
-        for partition in self._broker.existing_partitions(TopicName.parse(topic)):
-            for entry in partition.log.entries:
-                if (entry.available_ms <= now_ms) == due:
-                    for message in entry.messages:
-                        yield _topic_message(partition, message, entry.available_ms)
-
-    def _parked(self, target: TopicName) -> Iterator[TopicMessage]:
-        for description in self.level_topics():
-            found: list[_Parked] = []
-            for member in description.members():
-                if member.role in (Role.LEVEL, Role.HELD, Role.WINDOW):
-                    for index in range(member.partitions):
-                        name = member.topic.partition(index)
-                        partition = self._broker.partitions.get(name)
-                        if partition is not None:
-                            journal = None
-                            if member.role is Role.WINDOW:
-                                journal = stored_journal(self._broker, description, index)
-                            found += _pending(partition, target.full, journal)
-            cancelled = {one.name for one in found if one.envelope.kind == CANCEL}
-            for one in found:
-                # What was refused by its target cannot be cancelled.
-                if one.envelope.kind is None and (
-                    one.envelope.attempt or one.name not in cancelled
-                ):
-                    yield _topic_message(one.partition, one.message, one.envelope.due_ms)
+        with self._broker.lock:
+            return [
+                TopicMessage(
+                    instant(entry.available_ms),
+                    message.value,
+                    message.key,
+                    dict(message.properties),
+                    partition.name.full,
+                )
+                for partition in self._broker.existing_partitions(topic)
+                for entry in partition.log.entries
+                if (entry.available_ms <= now_ms) == due
+                for message in entry.messages
+            ]
 
 
 def _client(broker: Broker, admin: MemoryAdmin) -> MemoryClient:
@@ -652,55 +641,3 @@ class _Movers:
             for description, mover in self._movers.items()
             for source in source_partitions(description)
         ]
-
-
-class _Parked(NamedTuple):
-    """A message or another record in a partition of a level topic."""
-
-    partition: Partition
-    message: StoredMessage
-    envelope: Envelope
-
-    @property
-    def name(self) -> tuple[object, ...]:
-        """ID, key and due time: the name of the message in its cancellation."""
-        return self.envelope.id, self.message.key, self.envelope.due_ms
-
-
-def _pending(partition: Partition, target: str, journal: JournalState | None) -> Iterator[_Parked]:
-    """Yield the records for a target that wait in a partition of a level topic.
-
-    Args:
-        journal: what the journal says of a window partition, which may contain released messages.
-    """
-    for entry in partition.unacknowledged(SUBSCRIPTION):
-        for index, message in enumerate(entry.messages):
-            try:
-                envelope = Envelope.read(message.properties)
-            except EnvelopeError:
-                continue
-            if envelope.target != target:
-                continue
-            if journal is not None and envelope.kind is None:
-                packed = np.array([pack_message(entry.message_position(index))])
-                if journal.is_released(packed)[0] or _is_done(journal, envelope, message.key):
-                    continue
-            yield _Parked(partition, message, envelope)
-
-
-def _is_done(journal: JournalState, envelope: Envelope, key: str) -> bool:
-    """Return True if a message with the same ID was released or cancelled."""
-    if envelope.id is None:  # its position is its ID: nobody else has or cancels it
-        return False
-    id_key, number = identity(envelope.id, envelope.target, key, envelope.attempt)
-    return any(ids.is_duplicate(number, id_key) for ids in (journal.memory, journal.cancelled))
-
-
-def _topic_message(partition: Partition, message: StoredMessage, at_ms: int) -> TopicMessage:
-    return TopicMessage(
-        instant(at_ms),
-        message.value,
-        message.key,
-        dict(message.properties),
-        partition.name.full,
-    )

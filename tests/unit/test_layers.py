@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "spark_sync": ("inspection", "mover", "producer", "topics", "cluster", "model"),
     "broker": ("cluster",),
     "testing": (
-        *("run", "broker", "consumer", "dispatcher", "mover", "producer", "topics"),
+        *("run", "inspection", "broker", "consumer", "dispatcher", "mover", "producer", "topics"),
         *("cluster", "structures", "model"),
     ),
     "doctor": (

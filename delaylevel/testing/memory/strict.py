@@ -195,9 +195,18 @@ class StrictRules:
             self._violated(event.topic, event.entries[-1], "says something that no snapshot keeps")
 
     def _journal(
-        self, description: LevelTopicDescription, index: int, acknowledged: tuple[Entry, ...] = ()
+        self, description: LevelTopicDescription, index: int, more: tuple[Entry, ...] = ()
     ) -> JournalState:
-        return stored_journal(self._broker, description, index, acknowledged)
+        """Return what the journal of a window partition says, with further entries before it."""
+        partition = self._broker.partitions.get(description.journal_topic.partition(index))
+        entries = [*more, *(partition.unacknowledged(SUBSCRIPTION) if partition else ())]
+        return JournalState.read(
+            counting(
+                (message.value or b"", entry.position)
+                for entry in entries
+                for message in entry.messages
+            )
+        )
 
     def _member(self, topic: TopicName) -> tuple[LevelTopicDescription, Member] | None:
         if self._changes != self._broker.changes:
@@ -233,18 +242,3 @@ def _trace(message: StoredMessage) -> int:
     get = message.properties.get
     # A hop writes the number again, without the zeros in front of it.
     return hash((message.value, message.key, get(DUE, "").lstrip("0"), get(KIND)))
-
-
-def stored_journal(
-    broker: Broker, description: LevelTopicDescription, index: int, more: tuple[Entry, ...] = ()
-) -> JournalState:
-    """Return what the journal of a window partition says now, with further entries before it."""
-    partition = broker.partitions.get(description.journal_topic.partition(index))
-    entries = [*more, *(partition.unacknowledged(SUBSCRIPTION) if partition else ())]
-    return JournalState.read(
-        counting(
-            (message.value or b"", entry.position)
-            for entry in entries
-            for message in entry.messages
-        )
-    )
