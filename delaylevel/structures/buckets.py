@@ -13,7 +13,7 @@ a split.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
+from bisect import insort
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -46,17 +46,12 @@ _SPREAD, _STEADY = b"\0", b"\1"
 
 
 class ChunkInfo(NamedTuple):
-    """Header of a chunk, readable without decoding the chunk.
-
-    Attributes:
-        min_due, max_due: range of due times, ms.
-        key_ledger, key_entry: lowest position of the rows due at ``min_due``.
-    """
+    """Header of a chunk, readable without decoding the chunk."""
 
     rows: int
     min_due: int
     max_due: int
-    key_ledger: int
+    key_ledger: int  # of the lowest position of the rows due at ``min_due``
     key_entry: int
     first_ledger: int
     first_entry: int
@@ -99,18 +94,14 @@ class ChunkCodec:
         """Encode 1 to ``CHUNK_ROWS`` rows, given in any order."""
         rows = sort_rows(rows, BY_POSITION)
         due, ledger, entry = rows
-        n = due.size
         least = int(due.argmin())
         min_due = int(due[least])
-        step = np.zeros(n, dtype=np.int64)
-        np.subtract(ledger[1:], ledger[:-1], out=step[1:])
-        gap = np.zeros(n, dtype=np.int64)
-        np.subtract(entry[1:], entry[:-1], out=gap[1:])
+        step, gap = _differences(ledger), _differences(entry)
         change = np.flatnonzero(step)
         gap[change] = entry[change]
         parts = [
             _HEADER.pack(
-                n,
+                due.size,
                 min_due,
                 int(due.max()),
                 int(ledger[least]),
@@ -128,8 +119,7 @@ class ChunkCodec:
 
     def _encode_due(self, offset: Int64s, parts: list[bytes]) -> None:
         """Encode differences if many are zero or none is negative, otherwise plain offsets."""
-        change = np.zeros_like(offset)
-        np.subtract(offset[1:], offset[:-1], out=change[1:])
+        change = _differences(offset)
         steady = offset.size - np.count_nonzero(change) > offset.size // 4 or change.min() >= 0
         parts.append(_STEADY if steady else _SPREAD)
         if steady:
@@ -222,44 +212,11 @@ class ChunkCodec:
         return column, at
 
 
-class TimeBucket:
-    """Chunks, and a tail of rows that do not fill a chunk yet."""
-
-    __slots__ = ("blocks", "check_at", "chunks", "keys", "low", "packed", "tail_due", "tail_rows")
-
-    def __init__(self, low: int, check_at: int) -> None:
-        self.low = low  # lowest due time of the range, ms
-        self.chunks: list[bytes] = []
-        self.keys: list[Key] | None = None  # keys of the chunks; None while these are unsorted
-        self.packed = 0  # rows in chunks
-        self.blocks: list[Rows] = []  # the tail, of equal size; every block but the last is full
-        self.tail_rows = 0
-        self.tail_due = 0  # the earliest due time in the tail
-        self.check_at = check_at  # number of packed rows at which a split is tried
-
-    def push(self, chunk: bytes) -> None:
-        """Add a chunk."""
-        self.packed += chunk_info(chunk).rows
-        if self.keys is None:
-            self.chunks.append(chunk)
-            return
-        key = chunk_key(chunk)
-        index = bisect_left(self.keys, key)
-        self.keys.insert(index, key)
-        self.chunks.insert(index, chunk)
-
-    def sort(self) -> list[Key]:
-        """Sort the chunks by their keys; return the keys."""
-        if self.keys is None:
-            self.chunks.sort(key=chunk_key)
-            self.keys = [chunk_key(chunk) for chunk in self.chunks]
-        return self.keys
-
-    def tail(self) -> Rows:
-        """Return the rows of the tail."""
-        if not self.tail_rows:
-            return empty_rows()
-        return np.concatenate(self.blocks, axis=1)[:, : self.tail_rows]
+def _differences(column: Int64s) -> Int64s:
+    """Return the difference of each value to the one before it; 0 for the first."""
+    found = np.zeros_like(column)
+    np.subtract(column[1:], column[:-1], out=found[1:])
+    return found
 
 
 #: Number of overlapping rows above which a bucket is split: about the number that must be decoded
@@ -277,6 +234,32 @@ _BLOCK_ROWS = 256
 _LOWEST_DUE = -(1 << 63)
 
 
+class TimeBucket:
+    """Chunks, and a tail of rows that do not fill a chunk yet."""
+
+    __slots__ = ("blocks", "check_at", "chunks", "low", "packed", "tail_due", "tail_rows")
+
+    def __init__(self, low: int) -> None:
+        self.low = low  # lowest due time of the range, ms
+        self.chunks: list[bytes] = []  # in the order of their keys
+        self.packed = 0  # rows in chunks
+        self.blocks: list[Rows] = []  # the tail, of equal size; every block but the last is full
+        self.tail_rows = 0
+        self.tail_due = 0  # the earliest due time in the tail
+        self.check_at = SPLIT_ROWS  # number of packed rows at which a split is tried
+
+    def push(self, chunk: bytes) -> None:
+        """Add a chunk."""
+        self.packed += chunk_info(chunk).rows
+        insort(self.chunks, chunk, key=chunk_key)
+
+    def tail(self) -> Rows:
+        """Return the rows of the tail."""
+        if not self.tail_rows:
+            return empty_rows()
+        return np.concatenate(self.blocks, axis=1)[:, : self.tail_rows]
+
+
 class BucketStore:
     """Packed rows by due time; loading rows removes them.
 
@@ -286,7 +269,7 @@ class BucketStore:
     def __init__(self, shift: int) -> None:
         self._codec = ChunkCodec(shift)
         self._step = 1 << shift
-        self._buckets = [TimeBucket(_LOWEST_DUE, SPLIT_ROWS)]
+        self._buckets = [TimeBucket(_LOWEST_DUE)]
         self._index_buckets()
         self._spare: list[Rows] = []  # unused blocks
         self._loose = 0  # rows in all tails
@@ -306,24 +289,14 @@ class BucketStore:
             if bucket.packed or bucket.tail_rows:
                 if index:
                     self._drop_before(index)
-                key = bucket.sort()[0] if bucket.packed else None
+                key = chunk_key(bucket.chunks[0]) if bucket.packed else None
                 if bucket.tail_rows and (key is None or bucket.tail_due <= key[0]):
                     return bucket.tail_due, -1, -1
                 return key
         return None
 
-    def first_due(self) -> int | None:
-        """Return the earliest due time, ms; None without rows."""
-        bound = self.bound()
-        return None if bound is None else bound[0]
-
     def load(self, limit: int, until_due: int) -> Rows:
-        """Remove and return the rows at the bound, and then more rows up to about ``limit``.
-
-        Args:
-            limit: number of rows after which no further chunk is decoded.
-            until_due: due time after which chunks stay packed, ms.
-        """
+        """Remove and return the rows at the bound, and about ``limit`` due by ``until_due``, ms."""
         bound = self.bound()
         if bound is None:
             return empty_rows()
@@ -338,15 +311,16 @@ class BucketStore:
             parts.append(tail[:, near])
             loaded = parts[0].shape[1]
             self._replace_tail(bucket, tail[:, ~near])
-        keys = bucket.sort()
         count = 0
-        while count < len(keys) and keys[count][0] <= until_due and loaded < limit:
-            rows = self._codec.decode(bucket.chunks[count])
+        for chunk in bucket.chunks:
+            if chunk_info(chunk).min_due > until_due or loaded >= limit:
+                break
+            rows = self._codec.decode(chunk)
             parts.append(rows)
             loaded += rows.shape[1]
             bucket.packed -= rows.shape[1]
             count += 1
-        del keys[:count], bucket.chunks[:count]
+        del bucket.chunks[:count]
         self.rows -= loaded
         return sort_rows(np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0])
 
@@ -370,8 +344,6 @@ class BucketStore:
             if rest is None:
                 continue
             del bucket.chunks[index]
-            if bucket.keys is not None:
-                del bucket.keys[index]
             bucket.packed -= info.rows
             self.rows -= 1
             if rest.shape[1]:
@@ -392,12 +364,7 @@ class BucketStore:
         return low
 
     def count_into(self, edges: Int64s, counts: Int64s) -> None:
-        """Add to ``counts[i]`` the number of rows due in [edges[i - 1], edges[i]).
-
-        Args:
-            edges: ascending due times, ms, shape (k,).
-            counts: counts to update, shape (k + 1,); the first and the last interval are open.
-        """
+        """Add to ``counts[i]``, of k + 1, the number of rows due in [edges[i - 1], edges[i])."""
         for bucket in self._buckets:
             tail = edges.searchsorted(bucket.tail()[DUE], side="right")
             counts += np.bincount(tail, minlength=counts.size)
@@ -504,7 +471,7 @@ class BucketStore:
         # Chunks within one part move as they are; only the others are decoded.
         at = self._buckets.index(bucket)
         tail = bucket.tail()
-        fresh = [TimeBucket(low, SPLIT_ROWS) for low in (bucket.low, *cuts)]
+        fresh = [TimeBucket(low) for low in (bucket.low, *cuts)]
         self._buckets[at : at + 1] = fresh
         self._index_buckets()
         self._clear_tail(bucket)
@@ -527,8 +494,7 @@ class BucketStore:
 def _overlap(info: Int64s) -> int:
     """Return the maximum number of rows in chunks that cover the same due time.
 
-    Args:
-        info: number of rows, first and last due time of each chunk, shape (n, 3).
+    ``info`` has the number of rows, first and last due time of each chunk, shape (n, 3).
     """
     times = np.concatenate((info[:, 1], info[:, 2] + 1))
     change = np.concatenate((info[:, 0], -info[:, 0]))

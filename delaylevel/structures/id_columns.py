@@ -27,38 +27,23 @@ _CROWDED = 8
 
 
 class IdMemory(Protocol):
-    """A set of IDs for each key."""
+    """A set of IDs for each key, as a `Deduplicator` is."""
 
-    def is_duplicate(self, id: int, key: str) -> bool:  # noqa: A002 - a public name
-        """Return whether an ID is in the set."""
+    def is_duplicate(self, id: int, key: str) -> bool: ...  # noqa: A002 - a public name
 
-    def are_duplicates(self, ids: npt.ArrayLike, key: str) -> Mask:
-        """Return for each ID whether it is in the set, shape (n,)."""
+    def are_duplicates(self, ids: npt.ArrayLike, key: str) -> Mask: ...
 
 
 class IdColumns(NamedTuple):
-    """The IDs of messages, as columns. Those of the key ``""`` are in no memory.
+    """The IDs of messages, as columns. Those of the key ``""`` are in no memory."""
 
-    Attributes:
-        keys: distinct ID keys.
-        key_index: index of each message's key, shape (n,).
-        numbers: number of each message's ID, shape (n,).
-    """
-
-    keys: tuple[str, ...]
-    key_index: npt.NDArray[np.integer]
+    keys: tuple[str, ...]  # distinct
+    key_index: npt.NDArray[np.integer]  # of each message
     numbers: Int64s
 
     @classmethod
     def of(cls, records: Sequence[tuple[Any, ...]], index: Int64s | None = None) -> IdColumns:
-        """Return the IDs of records, which begin with key and number.
-
-        Args:
-            index: indices of the wanted records; None for all.
-
-        Raises:
-            InvalidInputError: a record begins with something else.
-        """
+        """Return the IDs of records, which begin with key and number: all, or those at indices."""
         if index is not None and index.size < len(records):
             records = [records[each] for each in index.tolist()]
         try:
@@ -118,10 +103,7 @@ class IdColumns(NamedTuple):
     def unseen_in(self, memories: Sequence[IdMemory]) -> Mask:
         """Return which IDs are new, to the memories and among the earlier ones here, shape (n,).
 
-        IDs of the key ``""`` are always new.
-
-        Raises:
-            InvalidInputError: an ID is negative.
+        IDs of the key ``""`` are always new. A negative ID raises InvalidInputError.
         """
         unseen = np.ones(self.numbers.size, dtype=np.bool_)
         for key, where in self._groups():

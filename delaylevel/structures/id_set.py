@@ -188,7 +188,6 @@ class IdSet:
         self.size = 0
 
     def __contains__(self, value: int) -> bool:
-        """Return whether an ID is in the set."""
         if value in self._pending:
             return True
         if (value >> 10) in self._short if not value & 1023 else value in self._plain:
@@ -359,10 +358,9 @@ class _KeyIds:
 
 
 class RemovableIds:
-    """Set of IDs for each key, from which IDs can be removed.
+    """Set of IDs for each key, like a `Deduplicator` that forgets only what is removed.
 
-    Unlike a `Deduplicator`, it forgets nothing. An ID is an integer in [0, 2**63), and a key is a
-    non-empty string; the caller checks them.
+    The caller checks IDs and keys.
     """
 
     def __init__(self) -> None:
@@ -373,12 +371,10 @@ class RemovableIds:
         return sum(found.size for found in self._keys.values())
 
     def is_duplicate(self, id: int, key: str) -> bool:  # noqa: A002 - as in a Deduplicator
-        """Return whether an ID is in the set."""
         found = self._keys.get(key)
         return found is not None and id in found.added and id not in found.gone
 
     def are_duplicates(self, ids: npt.ArrayLike, key: str) -> Mask:
-        """Return for each ID whether it is in the set, shape (n,)."""
         found = self._keys.get(key)
         distinct, inverse = np.unique(np.asarray(ids).astype(np.uint64), return_inverse=True)
         if found is None or not distinct.size:

@@ -22,11 +22,7 @@ BY_POSITION = (LEDGER, ENTRY, DUE)
 
 
 def checked_integers(values: npt.ArrayLike, name: str, least: int, bits: int) -> npt.NDArray[Any]:
-    """Return integers in [least, 2**bits) as an array, shape (n,), of any type of integers.
-
-    Raises:
-        InvalidInputError: they are something else, or one of them is out of range.
-    """
+    """Return integers in [least, 2**bits) as an array, shape (n,); refuse everything else."""
     array: npt.NDArray[Any] = np.asarray(values)
     if not array.size:
         return np.empty(0, dtype=np.int64)
@@ -65,7 +61,7 @@ def _in_order(a: Int64s, b: Int64s, c: Int64s) -> bool:
 def _pack(columns: Sequence[Int64s], spare: int) -> tuple[Int64s, list[int], list[int]] | None:
     """Return a 64-bit key for each row, in the same order, and each column's minimum and width.
 
-    Return None if a key and ``spare`` further bits do not fit into 64 bits.
+    Return None if a key does not leave ``spare`` bits.
     """
     low = [int(column.min()) for column in columns]
     bits = [(int(x.max()) - y).bit_length() for x, y in zip(columns, low, strict=True)]
@@ -80,15 +76,7 @@ def _pack(columns: Sequence[Int64s], spare: int) -> tuple[Int64s, list[int], lis
 
 
 def sort_rows(rows: Rows, order: tuple[int, int, int] = BY_DUE) -> Rows:
-    """Sort rows lexicographically.
-
-    Args:
-        rows: shape (3, n), any order.
-        order: the columns, most significant first.
-
-    Returns:
-        The sorted rows; the same array if it was sorted already.
-    """
+    """Return rows sorted by columns, most significant first; the same array if they are sorted."""
     first, second, third = order
     columns = rows[first], rows[second], rows[third]
     if rows.shape[1] < 2 or _in_order(*columns):
@@ -131,13 +119,7 @@ def key_at(rows: Rows, index: int) -> Key:
 
 
 def find_key(rows: Rows | Sequence[Int64s], key: Key, start: int = 0) -> int:
-    """Return the index of the first row at or after ``start`` that is not below ``key``.
-
-    Args:
-        rows: three columns of length n, in the order of ``BY_DUE``.
-        key: (due, ledger, entry).
-        start: index of the first row to compare.
-    """
+    """Return the index of the first sorted row at or after ``start`` that is not below ``key``."""
     stop = rows[DUE].size
     if start < stop:
         due_ms = rows[DUE]

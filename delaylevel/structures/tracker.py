@@ -63,11 +63,9 @@ class NearRows:
                 self._merge_small_runs()
 
     def take(self, limit: int, end: Key, bound: Key | None) -> Rows:
-        """Remove and return up to ``limit`` rows, in the order of their keys.
+        """Remove and return up to ``limit`` rows below ``end``, in the order of their keys.
 
-        Args:
-            end: exclusive upper bound of their keys.
-            bound: key up to which all rows are here; None for all rows.
+        All rows below ``bound`` are here, or all without one.
         """
         if bound is not None:
             end = min(end, bound)
@@ -176,7 +174,8 @@ _LIMIT = 1 << 62
 _ROW = struct.Struct("=3q")
 
 
-def _now_ms() -> int:
+def present_ms() -> int:
+    """Return the present time, ms since the epoch."""
     return time.time_ns() // 1_000_000
 
 
@@ -191,7 +190,7 @@ class TimeBucketTracker:
     docs/inside.md.
     """
 
-    def __init__(self, precision_ms: int = 1024, clock: Callable[[], int] = _now_ms) -> None:
+    def __init__(self, precision_ms: int = 1024, clock: Callable[[], int] = present_ms) -> None:
         """Create an empty tracker.
 
         Args:
@@ -367,18 +366,16 @@ class TimeBucketTracker:
         now = self._clock() if now_ms is None else now_ms
         horizon = now + _LOOKAHEAD_MS
         loaded = 0
-        due = self._store.first_due()
-        if due is None or due > now + _LOOKAHEAD_MS // 2:
+        bound = self._store.bound()
+        if bound is None or bound[0] > now + _LOOKAHEAD_MS // 2:
             return False  # so that a call decodes many rows, or none
-        while self._near.rows < SPLIT_ROWS:
-            bound = self._store.bound()
-            if bound is None or bound[0] > horizon:
-                return False
+        while self._near.rows < SPLIT_ROWS and bound is not None and bound[0] <= horizon:
             if loaded >= max_rows:
                 return True
             rows = self._store.load(_LOAD_ROWS, horizon)
             self._near.add(rows)
             loaded += rows.shape[1]
+            bound = self._store.bound()
         return False
 
     def remove(self, ledger_id: int, entry_id: int, deliver_at_ms: int) -> bool:
@@ -398,7 +395,8 @@ class TimeBucketTracker:
 
     def next_deliver_at_ms(self) -> int | None:
         """Return the earliest time, ms, at which a get returns a message; None without rows."""
-        dues = [self._near.min_due(), self._store.first_due()]
+        bound = self._store.bound()
+        dues = [self._near.min_due(), None if bound is None else bound[0]]
         dues.append(self._stage_due if self._staged else None)
         return min((due for due in dues if due is not None), default=None)
 

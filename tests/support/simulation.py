@@ -44,7 +44,7 @@ from delaylevel.model.level_topic import ALL, Expired, FinalWindow
 from delaylevel.model.outcome import Outcome
 from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
-from delaylevel.structures.segments.pending import SpillFullError
+from delaylevel.structures.segments.pending import SpillWriteError
 from support.fakes import FakeAdmin, FakeMessageId, describe
 
 T0 = 1_800_000_000_000
@@ -550,7 +550,7 @@ class Simulation:
 
         def checked() -> Any:
             if self.disk_full:
-                raise SpillFullError("no space", reason="no space")
+                raise SpillWriteError("no space", reason="no space")
             return overflow()
 
         waiting._overflow = checked

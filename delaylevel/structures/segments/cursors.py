@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
 
 from delaylevel.structures.rows import (
-    DUE,
     Int64s,
     Key,
     Rows,
@@ -29,13 +29,7 @@ _MIN_LOADED = 64
 
 
 class PayloadRows:
-    """Rows of (due, ledger, entry), shape (3, n), with attributes, shape (n,), and payloads.
-
-    Sorted rows are a cursor.
-
-    Args:
-        payload_bytes: size of all payloads, in bytes; None if it is not known yet.
-    """
+    """Rows of (due, ledger, entry) with attributes and payloads; sorted ones are a cursor."""
 
     __slots__ = ("attribute", "payload_bytes", "payloads", "rows")
 
@@ -57,26 +51,17 @@ class PayloadRows:
         return cls(empty_rows(), np.empty(0), [])
 
     @classmethod
-    def concatenate(cls, parts: list[PayloadRows]) -> PayloadRows:
-        """Return the rows of all parts, in the given order."""
-        if not parts:
-            return cls.empty()
-        if len(parts) == 1:
-            return parts[0]
-        payloads: list[bytes] = []
-        for part in parts:
-            payloads += part.payloads
-        return cls(
-            np.concatenate([part.rows for part in parts], axis=1),
-            np.concatenate([part.attribute for part in parts]),
-            payloads,
-            sum(part.payload_bytes for part in parts),
-        )
-
-    @classmethod
     def join(cls, parts: list[PayloadRows]) -> PayloadRows:
         """Return the rows of all parts, sorted by (due, ledger, entry)."""
-        whole = cls.concatenate(parts)
+        if len(parts) == 1:
+            whole = parts[0]
+        else:
+            whole = cls(
+                np.concatenate([empty_rows(), *(part.rows for part in parts)], axis=1),
+                np.concatenate([np.empty(0), *(part.attribute for part in parts)]),
+                list(chain.from_iterable(part.payloads for part in parts)),
+                sum(part.payload_bytes for part in parts),
+            )
         order = argsort_columns(*whole.rows)
         return whole if order is None else whole.select(order)
 
@@ -84,11 +69,6 @@ class PayloadRows:
     def count(self) -> int:
         """Number of rows."""
         return len(self.payloads)
-
-    @property
-    def first_due(self) -> int:
-        """Due time of the first row, ms."""
-        return self.rows.item(DUE, 0)
 
     @property
     def memory_bytes(self) -> int:
@@ -127,9 +107,7 @@ class PayloadRows:
 
     def find(self, key: Key) -> int:
         """Return the number of rows below a key."""
-        if not self.payloads:
-            return 0
-        return find_key(self.rows, key)
+        return find_key(self.rows, key) if self.payloads else 0
 
     def sample_keys(self, stride: int) -> Rows:
         """Return the key of every ``stride``-th row."""
@@ -146,16 +124,12 @@ class PayloadRows:
 
 
 class FileCursor:
-    """Cursor over a run in a file; it keeps the next keys in memory, but no payloads.
-
-    Attributes:
-        taken: index of the first remaining row in the run.
-    """
+    """Cursor over a run in a file; it keeps the next keys in memory, but no payloads."""
 
     def __init__(self, file: SegmentFile, run: Run) -> None:
         self.file = file
         self.run = run
-        self.taken = 0
+        self.taken = 0  # index of the first remaining row in the run
         self._head = 0  # index of the same row in the loaded columns
         file.acquire()
         self._columns = Columns(empty_rows(), np.empty(0))
@@ -164,15 +138,6 @@ class FileCursor:
     def count(self) -> int:
         """Number of remaining rows."""
         return self.run.rows - self.taken
-
-    @property
-    def first_due(self) -> int:
-        """Due time of the first remaining row, ms."""
-        if not self.taken:
-            return self.run.first_key[0]
-        if self._head == self._columns.rows.shape[1]:
-            self.load(_MIN_LOADED)
-        return self._columns.rows.item(DUE, self._head)
 
     @property
     def memory_bytes(self) -> int:
@@ -185,11 +150,7 @@ class FileCursor:
         return self.run.payload_size * self.count // self.run.rows
 
     def load(self, count: int) -> Key | None:
-        """Load the keys of at least ``count`` rows.
-
-        Returns:
-            The key of the last loaded row; None if all remaining rows are loaded.
-        """
+        """Load at least ``count`` keys; return the last one, or None if these are all."""
         loaded = self._columns.rows.shape[1] - self._head
         if loaded < min(count, self.count):
             stop = min(self.taken + 2 * count, self.run.rows)
@@ -232,14 +193,8 @@ Cursor: TypeAlias = PayloadRows | FileCursor
 def take_lowest(cursors: list[Cursor], want: int, end: Key) -> tuple[Key, list[PayloadRows]]:
     """Take about ``want`` of the lowest rows of all cursors.
 
-    Instead of a row-by-row merge, choose a key with about ``want`` rows below it from a sample
-    of the keys, take the rows below that key from every cursor, and let the caller sort them.
-
-    Args:
-        end: exclusive upper bound of the keys.
-
-    Returns:
-        The key (every remaining row is at or above it), and the sorted rows of each cursor.
+    Instead of a row-by-row merge, choose a key below ``end`` with about ``want`` rows below it from
+    a sample of the keys. Return this key, and the rows below it of each cursor.
     """
     edge = end
     count = max(_MIN_LOADED, 2 * want // max(1, len(cursors)))

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -37,15 +37,7 @@ class SpillError(DelayLevelError):
 
 
 class SpillWriteError(SpillError):
-    """A failing disk and an exhausted budget: the call added nothing, and earlier rows are kept."""
-
-    state = "disk error"
-
-
-class SpillFullError(SpillWriteError):
-    """A full disk and an exhausted budget: the call added nothing, and earlier rows are kept."""
-
-    state = "disk full"
+    """A full or failing disk, and an exhausted budget: the call added nothing; rows are kept."""
 
 
 class DamagedSegmentError(DelayLevelError):
@@ -69,11 +61,8 @@ def reason_of(error: OSError) -> str:
 def make_spill_folder(path: Path, shared: Path | None = None) -> None:
     """Create a folder, and missing parents, that only this user can enter.
 
-    A folder of this user that exists with wider permissions is tightened. A full disk is not an
-    error: the folder is created when the first file is written.
-
-    Args:
-        shared: parent that others may use too; it is created with the usual permissions.
+    A full disk is not an error: the folder is created when the first file is written. ``shared`` is
+    a parent that others may use too; it is created with the usual permissions.
     """
     try:
         if shared is not None:
@@ -81,16 +70,11 @@ def make_spill_folder(path: Path, shared: Path | None = None) -> None:
         make_private_folder(path)
     except OSError as error:
         if not is_full(error):
-            raise unusable(path, error) from error
-
-
-def unusable(path: Path, error: OSError) -> SpillError:
-    """Return the error for a directory that cannot hold spill files."""
-    return SpillError(
-        f"the spill directory {path} cannot be used ({reason_of(error)}): correct this, or choose "
-        "another directory",
-        reason=reason_of(error),
-    )
+            raise SpillError(
+                f"the spill directory {path} cannot be used ({reason_of(error)}): correct this, or "
+                "choose another directory",
+                reason=reason_of(error),
+            ) from error
 
 
 def make_private_folder(path: Path) -> None:
@@ -132,15 +116,10 @@ class Columns(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Location of a batch in its file, and the ranges of its values.
-
-    Attributes:
-        stride: distance from one column to the next, in bytes.
-        first_key, last_key: lowest and highest (due, ledger, entry).
-    """
+    """Location of a batch in its file, and the ranges of its values."""
 
     columns_at: int
-    stride: int
+    stride: int  # from one column to the next, in bytes
     offsets_at: int
     payload_at: int
     payload_size: int
@@ -171,12 +150,6 @@ def to_arrow(values: Int64s | Floats) -> pa.Array:
     return pa.Array.from_buffers(kind, values.size, [None, data])
 
 
-def _value_range(attribute: Floats) -> tuple[float, float]:
-    """Return the minimum and maximum; an infinite range if any value is NaN."""
-    low, high = float(attribute.min()), float(attribute.max())
-    return (-np.inf, np.inf) if np.isnan(low) else (low, high)
-
-
 def payload_sizes(payloads: Sequence[bytes]) -> Int64s:
     """Return the sizes of payloads in bytes, shape (n,)."""
     return np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
@@ -200,17 +173,12 @@ class SegmentFile:
 
     def append(
         self,
-        columns: Columns,
+        rows: Rows,
+        attribute: Floats,
         payloads: Sequence[bytes],
-        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> Run:
-        """Write one sorted batch, within the context that ``writing`` returns.
-
-        Raises:
-            OSError: the write failed; the earlier runs are unchanged.
-            DamagedSegmentError: the file with the earlier runs was changed or is gone.
-        """
-        rows, attribute = columns
+        writing: AbstractContextManager[None],
+    ) -> None:
+        """Write one sorted batch within a context; an OSError leaves the earlier runs unchanged."""
         offsets = np.zeros(attribute.size + 1, dtype=np.int32)
         np.cumsum(payload_sizes(payloads), dtype=np.int32, out=offsets[1:])
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(payloads))]
@@ -229,9 +197,12 @@ class SegmentFile:
         starts = [column.buffers()[-1].address - message.address for column in parsed.columns]
         head = b"" if self.size else _HEAD
         at = self.size + len(head)
-        with writing():
+        with writing:
             self._write((head, message))
         self.size = at + message.size
+        least, most = float(attribute.min()), float(attribute.max())
+        if np.isnan(least):
+            least, most = -np.inf, np.inf
         run = Run(
             at + starts[0],
             starts[1] - starts[0],
@@ -241,10 +212,10 @@ class SegmentFile:
             attribute.size,
             key_at(rows, 0),
             key_at(rows, -1),
-            *_value_range(attribute),
+            least,
+            most,
         )
         self.runs.append(run)
-        return run
 
     def _write(self, parts: Sequence[Any]) -> None:
         """Append bytes: all of them, or none that a later write would keep."""
@@ -270,9 +241,9 @@ class SegmentFile:
         try:
             size = self.path.stat().st_size
         except FileNotFoundError as error:
-            raise self.damaged(error) from error
+            raise self._changed(error) from error
         if size < self.size or (size > self.size and not self._incomplete):
-            raise self.damaged(f"it has {size} bytes, but {self.size} were written")
+            raise self._changed(f"it has {size} bytes, but {self.size} were written")
 
     def acquire(self) -> None:
         """Open the file for reading, counting users; it stays readable even if deleted."""
@@ -280,7 +251,7 @@ class SegmentFile:
             try:
                 self._handle = os.open(self.path, os.O_RDONLY)
             except FileNotFoundError as error:
-                raise self.damaged(error) from error
+                raise self._changed(error) from error
             except OSError as error:
                 raise self._unreadable(error) from error
         self._users += 1
@@ -312,22 +283,20 @@ class SegmentFile:
         finally:
             file.release()
 
+    # The file must be open for all of these. Each call of the operating system gives up the
+    # interpreter's lock, and a thread may wait for it much longer than for the bytes.
     def read_due(self, run: Run) -> Int64s:
-        """Read the due times of a run, shape (n,); the file must be open."""
+        """Read the due times of a run, shape (n,)."""
         return np.frombuffer(self._read(8 * run.rows, run.columns_at), dtype=np.int64)
 
     def read_columns(self, run: Run) -> Columns:
-        """Read all rows of a run without their payloads, in one call; the file must be open.
-
-        Each call of the operating system gives up the interpreter's lock, and a thread may wait for
-        it much longer than for the bytes.
-        """
+        """Read all rows of a run without their payloads, in one call."""
         data = self._read(_KEY_COLUMNS * run.stride, run.columns_at)
         matrix = np.frombuffer(data, dtype=np.int64).reshape(_KEY_COLUMNS, -1)[:, : run.rows]
         return Columns(matrix[:-1], matrix[-1].view(np.float64))
 
     def read_slice(self, run: Run, start: int, stop: int) -> Columns:
-        """Read rows ``start`` up to ``stop`` without their payloads; the file must be open."""
+        """Read rows ``start`` up to ``stop`` without their payloads."""
         first = run.columns_at + 8 * start
         starts = range(first, first + _KEY_COLUMNS * run.stride, run.stride)
         data = b"".join(self._read(8 * (stop - start), at) for at in starts)
@@ -335,26 +304,22 @@ class SegmentFile:
         return Columns(matrix[:-1], matrix[-1].view(np.float64))
 
     def read_payloads(self, run: Run, start: int, stop: int) -> list[bytes]:
-        """Read the payloads of rows ``start`` up to ``stop``; the file must be open."""
+        """Read the payloads of rows ``start`` up to ``stop``."""
         data = self._read(4 * (stop - start + 1), run.offsets_at + 4 * start)
         offsets = np.frombuffer(data, dtype=np.int32).tolist()
         base = offsets[0]
         body = self._read(offsets[-1] - base, run.payload_at + base)
         return [body[first - base : last - base] for first, last in pairwise(offsets)]
 
-    def damaged(self, reason: object) -> DamagedSegmentError:
-        """Return the error for a file that differs from what was written."""
-        return DamagedSegmentError(
-            f"the spill file {self.path} was changed by another program: {reason}; "
-            "restart and read the topic from its low watermark",
-            path=self.path,
-        )
+    def _changed(self, reason: object) -> DamagedSegmentError:
+        return self._damaged(f"was changed by another program: {reason}")
 
     def _unreadable(self, error: OSError) -> DamagedSegmentError:
-        """Return the error for a file that the operating system cannot read."""
+        return self._damaged(f"cannot be read ({reason_of(error)}): check its disk")
+
+    def _damaged(self, how: str) -> DamagedSegmentError:
         return DamagedSegmentError(
-            f"the spill file {self.path} cannot be read ({reason_of(error)}): check its disk; "
-            "restart and read the topic from its low watermark",
+            f"the spill file {self.path} {how}; restart and read the topic from its low watermark",
             path=self.path,
         )
 
@@ -366,6 +331,6 @@ class SegmentFile:
             except OSError as error:
                 raise self._unreadable(error) from error
             if not more:
-                raise self.damaged(f"it has {at + len(data)} bytes, but {self.size} were written")
+                raise self._changed(f"it has {at + len(data)} bytes, but {self.size} were written")
             data = data + more if data else more
         return data

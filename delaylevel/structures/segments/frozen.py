@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +20,7 @@ _SLICE_RUNS = 8
 
 
 class Range(NamedTuple):
-    """Range of a query.
-
-    Attributes:
-        from_ms, before_ms: due times, ms since the epoch, [from, before).
-        least, most: attributes, both inclusive.
-    """
+    """Range of a query: due times in [from, before), and attributes in [least, most]."""
 
     from_ms: int
     before_ms: int
@@ -63,23 +58,7 @@ class Range(NamedTuple):
         return index
 
 
-def _sorted_table(found: Columns, index: Int64s | None) -> pa.Table:
-    """Return the rows at indices as a table in due order, equal due times by position."""
-    if index is not None:
-        found = Columns(np.take(found.rows, index, axis=1), found.attribute.take(index))
-    order = argsort_columns(*found.rows)
-    columns: list[Int64s | Floats] = [*found.rows, found.attribute]
-    if order is not None:
-        columns = [column.take(order) for column in columns]
-    return pa.table(list(map(to_arrow, columns)), names=SCHEMA.names[:4])
-
-
-class _OpenRun(NamedTuple):
-    """The rest of a run whose first rows were taken; its file may have no name any more."""
-
-    file: SegmentFile
-    run: Run
-    taken: int
+T = TypeVar("T")
 
 
 class FrozenRows:
@@ -101,7 +80,8 @@ class FrozenRows:
         self._working = working
         self._sorted: list[Columns] = []
         self._unsorted: list[Callable[[], Columns]] = []
-        self._open: list[_OpenRun] = []
+        # Open files, which may have no name any more; a run in each, and how many rows it has lost.
+        self._open: list[tuple[SegmentFile, Run, int]] = []
         self._duplicates: list[SegmentFile] = []
         # Paths of the files that are not open for reading, and the runs in them until now.
         self._files: list[tuple[Path, list[Run]]] = []
@@ -118,8 +98,6 @@ class FrozenRows:
         Args:
             parts: rows in memory, each part in due order.
             unsorted: function that returns further ones, which the thread that asks sorts.
-            cursors: the open runs.
-            files: paths and runs of the other files.
         """
         self._sorted += parts
         self._unsorted.append(unsorted)
@@ -129,7 +107,7 @@ class FrozenRows:
             if file is None:
                 file = duplicates[cursor.file.path] = cursor.file.duplicate()
                 self._duplicates.append(file)
-            self._open.append(_OpenRun(file, cursor.run, cursor.taken))
+            self._open.append((file, cursor.run, cursor.taken))
         self._files += [(path, runs[:]) for path, runs in files]
 
     def close(self) -> None:
@@ -156,13 +134,10 @@ class FrozenRows:
         return max(first, self.wanted.from_ms), min(last, self.wanted.before_ms - 1)
 
     def table(self, before_ms: int | None = None) -> pa.Table:
-        """Return the rows in due order, equal due times by position.
+        """Return the rows in due order, equal due times by position, without their payloads.
 
         Args:
             before_ms: an earlier end of the range, ms since the epoch.
-
-        Returns:
-            Columns due_ms, ledger_id, entry_id and attribute.
 
         Raises:
             FileNotFoundError: a file was used up meanwhile. Make a new instance.
@@ -170,14 +145,19 @@ class FrozenRows:
         wanted = self.wanted
         if before_ms is not None:
             wanted = wanted._replace(before_ms=min(before_ms, wanted.before_ms))
-        parts = self._collected(wanted)
-        rows = np.concatenate([empty_rows(), *(part.rows for part in parts)], axis=1)
-        found = Columns(rows, _attributes(parts))
-        return _sorted_table(found, wanted.select(found.attribute))
+        found = self._collected(wanted)
+        columns: list[Int64s | Floats] = [*found.rows, found.attribute]
+        index = wanted.select(found.attribute)
+        if index is not None:
+            columns = [column.take(index) for column in columns]
+        order = argsort_columns(*columns[:3])
+        if order is not None:
+            columns = [column.take(order) for column in columns]
+        return pa.table(list(map(to_arrow, columns)), names=SCHEMA.names[:4])
 
     def attributes(self) -> Floats:
         """Return the attributes of the rows in any order; errors as for `table`."""
-        found = _attributes(self._collected(self.wanted))
+        found = self._collected(self.wanted).attribute
         index = self.wanted.select(found)
         return found if index is None else found.take(index)
 
@@ -186,17 +166,22 @@ class FrozenRows:
 
         Errors as for `table`.
         """
+        wanted = Range(self.wanted.from_ms, self.wanted.before_ms)
+
+        def counted(file: SegmentFile, run: Run, taken: int) -> Int64s:
+            first, last = edges_ms.searchsorted([run.min_due, run.max_due], side="right")
+            if first == last and not taken and wanted.covers(run):
+                whole: Int64s = (edges_ms > run.max_due) * run.rows
+                return whole
+            due = file.read_due(run)[taken:]
+            low, high = wanted.bounds(due)
+            return due[low:high].searchsorted(edges_ms)
+
         total = np.zeros(edges_ms.size, dtype=np.int64)
         for part in self._parts():
-            total += self.wanted.cut(part).rows[DUE].searchsorted(edges_ms)
-        for open_run in self._open:
-            total += self._counted(open_run.file, open_run.run, open_run.taken, edges_ms)
-        for path, runs in self._files:
-            with SegmentFile.reading(path) as file:
-                for some in _sliced(runs):
-                    with self._working():
-                        for run in some:
-                            total += self._counted(file, run, 0, edges_ms)
+            total += wanted.cut(part).rows[DUE].searchsorted(edges_ms)
+        for found in self._read(wanted, counted):
+            total += found
         return total
 
     def _parts(self) -> list[Columns]:
@@ -207,40 +192,30 @@ class FrozenRows:
 
     def _runs(self) -> list[Run]:
         """Return the runs that may have rows in the range."""
-        runs = [open_run.run for open_run in self._open]
+        runs = [run for _, run, _ in self._open]
         runs += [run for _, some in self._files for run in some]
         return [run for run in runs if self.wanted.touches(run)]
 
-    def _counted(self, file: SegmentFile, run: Run, taken: int, edges_ms: Int64s) -> Int64s:
-        """Return the number of rows of a run due before each edge; read it only if necessary."""
-        first, last = edges_ms.searchsorted([run.min_due, run.max_due], side="right")
-        if first == last and not taken and self.wanted.covers(run):
-            whole: Int64s = (edges_ms > run.max_due) * run.rows
-            return whole
-        due = file.read_due(run)[taken:]
-        low, high = self.wanted.bounds(due)
-        return due[low:high].searchsorted(edges_ms)
+    def _collected(self, wanted: Range) -> Columns:
+        """Return the rows that are due in the range, whatever their attributes."""
 
-    def _collected(self, wanted: Range) -> list[Columns]:
-        """Return the rows that are due in the range, each part in due order."""
-        parts = [wanted.cut(part) for part in self._parts()]
-        for file, run, taken in self._open:
-            if wanted.touches(run):
-                parts.append(wanted.cut(file.read_slice(run, taken, run.rows)))
+        def read(file: SegmentFile, run: Run, taken: int) -> Columns:
+            whole = file.read_slice(run, taken, run.rows) if taken else file.read_columns(run)
+            return wanted.cut(whole)
+
+        parts = [wanted.cut(part) for part in self._parts()] + self._read(wanted, read)
+        rows = np.concatenate([empty_rows(), *(part.rows for part in parts)], axis=1)
+        return Columns(rows, np.concatenate([np.empty(0), *(part.attribute for part in parts)]))
+
+    def _read(self, wanted: Range, read: Callable[[SegmentFile, Run, int], T]) -> list[T]:
+        """Return what a function of file, run and lost rows returns for each run in the range."""
+        found = [read(*each) for each in self._open if wanted.touches(each[1])]
         for path, runs in self._files:
             touched = [run for run in runs if wanted.touches(run)]
             if touched:
                 with SegmentFile.reading(path) as file:
-                    for some in _sliced(touched):
+                    for start in range(0, len(touched), _SLICE_RUNS):
                         with self._working():
-                            parts += [wanted.cut(file.read_columns(run)) for run in some]
-        return parts
-
-
-def _attributes(parts: list[Columns]) -> Floats:
-    return np.concatenate([np.empty(0), *(part.attribute for part in parts)])
-
-
-def _sliced(runs: list[Run]) -> Iterator[list[Run]]:
-    for start in range(0, len(runs), _SLICE_RUNS):
-        yield runs[start : start + _SLICE_RUNS]
+                            some = touched[start : start + _SLICE_RUNS]
+                            found += [read(file, run, 0) for run in some]
+        return found

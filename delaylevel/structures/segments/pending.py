@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -24,7 +23,7 @@ from delaylevel.structures.rows import (
     find_key,
     key_at,
 )
-from delaylevel.structures.tracker import TimeBucketTracker
+from delaylevel.structures.tracker import TimeBucketTracker, present_ms
 
 from .cursors import ROW_BYTES, Cursor, FileCursor, MemoryRuns, PayloadRows, take_lowest
 from .file import (
@@ -34,7 +33,6 @@ from .file import (
     Run,
     SegmentFile,
     SpillError,
-    SpillFullError,
     SpillWriteError,
     append_to,
     is_full,
@@ -49,7 +47,6 @@ __all__ = [
     "DamagedSegmentError",
     "PendingSegments",
     "SpillError",
-    "SpillFullError",
     "SpillWriteError",
 ]
 
@@ -65,11 +62,7 @@ _Entries: TypeAlias = "dict[int, tuple[int, float, bytes]]"
 
 
 class OpenRows:
-    """Rows without an order of their own: a tracker decides which of them are due.
-
-    Attributes:
-        count: number of rows.
-    """
+    """Rows without an order of their own: a tracker decides which of them are due."""
 
     # A dictionary, and no arrays: mostly a few rows are taken at once, for which numpy costs
     # several times as much.
@@ -157,12 +150,9 @@ class SpillDirectory:
         budget_bytes: int,
         writing: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Create the directory, or delete the spill files in it.
-
-        Args:
-            budget_bytes: total memory budget; a write needs a thirtieth of it for a moment.
-        """
+        """Create the directory, or delete the spill files in it."""
         self._path = path
+        # A write needs a thirtieth of the budget for a moment.
         self._run_bytes = max(_RUN_BYTES[0], min(budget_bytes // 64, _RUN_BYTES[1]))
         self._bucket_ms = bucket_ms
         self._opener = opener
@@ -182,9 +172,7 @@ class SpillDirectory:
     def write(self, memory: PayloadRows, start: int) -> tuple[int, OSError | None]:
         """Write sorted rows from ``start`` on, and drop their payloads from memory.
 
-        Returns:
-            The index of the first row that was not written, and the error that prevented it. The
-            rows from this index on are unchanged.
+        Return the index of the first row that was not written, and the error that prevented it.
         """
         bucket = memory.rows[DUE] // self._bucket_ms * self._bucket_ms
         sizes = payload_sizes(memory.payloads)
@@ -206,7 +194,7 @@ class SpillDirectory:
         if file is None:
             file = self._new_file(low)
         try:
-            file.append(Columns(part.rows, part.attribute), part.payloads, self._writing)
+            file.append(part.rows, part.attribute, part.payloads, self._writing())
         finally:
             if file.runs:
                 self._files[low] = file
@@ -229,11 +217,7 @@ class SpillDirectory:
         return key if key[0] <= horizon else None
 
     def open(self, count: int, horizon: int) -> list[FileCursor]:
-        """Return cursors for the first runs that begin by ``horizon``; forget these runs.
-
-        Args:
-            count: maximum number of runs; they are from one file.
-        """
+        """Forget the first runs of a file that begin by ``horizon``; return cursors over them."""
         low = min(self._files)
         file = self._files[low]
         runs = sorted(file.runs, key=_FIRST_KEY)
@@ -247,16 +231,12 @@ class SpillDirectory:
         return cursors
 
     def files_between(self, start: int, stop: int) -> list[tuple[Path, list[Run]]]:
-        """Return paths and runs of the files with rows due in [start, stop), ms since the epoch.
-
-        The lists grow with later runs, and are replaced when runs are opened.
-        """
-        found = [
-            file
+        """Return paths and runs of the files with rows due in [start, stop), ms since the epoch."""
+        return [
+            (file.path, file.runs)
             for low, file in self._files.items()
             if start < low + self._bucket_ms and low < stop
         ]
-        return [(file.path, file.runs) for file in found]
 
     def delete(self) -> None:
         """Delete all files."""
@@ -282,14 +262,6 @@ _RETRY_MS = 1_000
 _LIMIT = 1 << 62
 
 
-def _refusal_type(error: OSError) -> type[SpillWriteError]:
-    return SpillFullError if is_full(error) else SpillWriteError
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class PendingSegments:
     """Payloads by due time, to the millisecond, each read once, in the order of the tracker.
 
@@ -305,7 +277,7 @@ class PendingSegments:
         *,
         budget_bytes: int = 256 << 20,
         bucket_ms: int = 65_536,
-        clock: Callable[[], int] = _now_ms,
+        clock: Callable[[], int] = present_ms,
         opener: Callable[[Path], Any] = append_to,
         writing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
@@ -339,18 +311,16 @@ class PendingSegments:
 
     @property
     def state(self) -> str:
-        """``"open"``; while spilling fails, ``"disk full"``, or ``"disk error"`` for other reasons.
-
-        While spilling fails, rows over the budget are refused.
-        """
-        return "open" if self._error is None else _refusal_type(self._error).state
+        """``"open"``; ``"disk full"`` or ``"disk error"`` if rows over the budget are refused."""
+        if self._error is None:
+            return "open"
+        return "disk full" if is_full(self._error) else "disk error"
 
     @property
     def memory_bytes(self) -> int:
         """Memory in use, as counted by this class."""
         read_ahead = sum(cursor.memory_bytes for cursor in self._cursors)
-        held = self._memory.memory_bytes + self._slice.memory_bytes
-        return held + read_ahead
+        return self._memory.memory_bytes + self._slice.memory_bytes + read_ahead
 
     @property
     def disk_bytes(self) -> int:
@@ -376,8 +346,7 @@ class PendingSegments:
                 the budget.
 
         Raises:
-            SpillFullError: the disk is full, and the budget is used up.
-            SpillWriteError: writing fails for another reason, and the budget is used up.
+            SpillWriteError: the disk is full or fails, and the budget is used up.
             DamagedSegmentError: a spill file was changed by another program.
         """
         if not payloads:
@@ -533,7 +502,7 @@ class PendingSegments:
 
     def _refused(self, error: OSError) -> SpillWriteError:
         remedy = "free some space" if is_full(error) else "check the disk and the permissions"
-        return _refusal_type(error)(
+        return SpillWriteError(
             f"the spill directory {self.directory} cannot be written ({reason_of(error)}) and the "
             f"memory budget of {self.budget_bytes} bytes is used up: {remedy}, or wait until "
             "messages are released",
