@@ -99,19 +99,8 @@ class ChunkCodec:
         step, gap = _differences(ledger), _differences(entry)
         change = np.flatnonzero(step)
         gap[change] = entry[change]
-        parts = [
-            _HEADER.pack(
-                due.size,
-                min_due,
-                int(due.max()),
-                int(ledger[least]),
-                int(entry[least]),
-                int(ledger[0]),
-                int(entry[0]),
-                int(ledger[-1]),
-                int(entry[-1]),
-            )
-        ]
+        positions = [int(column[at]) for at in (least, 0, -1) for column in (ledger, entry)]
+        parts = [_HEADER.pack(due.size, min_due, int(due.max()), *positions)]
         self._encode_due((due - min_due) >> self._shift, parts)
         self._encode_column(step, parts)
         self._encode_column(gap, parts)

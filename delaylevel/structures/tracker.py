@@ -22,6 +22,7 @@ from .rows import (
     checked_integers,
     empty_rows,
     find_key,
+    key_at,
     sort_rows,
     without_row,
 )
@@ -116,7 +117,7 @@ class NearRows:
     def _shorten_slice(self) -> None:
         if self._slice.shape[1] > 4 * _SLICE_ROWS:
             rest = self._slice[:, _SLICE_ROWS:].copy()
-            self._edge = (int(rest[DUE, 0]), int(rest[LEDGER, 0]), int(rest[ENTRY, 0]))
+            self._edge = key_at(rest, 0)
             # Rows equal to the edge belong behind it.
             keep = find_key(self._slice, self._edge)
             self._runs.append(np.concatenate((self._slice[:, keep:_SLICE_ROWS], rest), axis=1))
@@ -152,7 +153,7 @@ class NearRows:
         if not sample.shape[1]:
             return (1 << 63) - 1, 0, 0
         index = min(want // _STRIDE, sample.shape[1]) - 1
-        due, ledger, entry = (int(x) for x in sample[:, index])
+        due, ledger, entry = key_at(sample, index)
         return due, ledger, entry + 1
 
     def _merge_small_runs(self) -> None:
@@ -285,15 +286,12 @@ class TimeBucketTracker:
                 f"not {ledgers.size}, {entries.size} and {dues.size}"
             )
         now = self._clock()
-        before = len(self)
-        for start in range(0, dues.size, _BATCH_ROWS):
-            part = slice(start, start + _BATCH_ROWS)
-            due = dues[part] & self._mask
-            rows = np.empty((3, due.size), dtype=np.int64)
-            rows[DUE], rows[LEDGER], rows[ENTRY] = due, ledgers[part], entries[part]
-            pending = due > now
-            self._insert(rows if pending.all() else rows[:, pending], now)
-        return len(self) - before
+        rows = np.array((dues, ledgers, entries))
+        pending = (dues & self._mask) > now
+        if not pending.all():
+            rows = rows[:, pending]
+        self._put(rows, now)
+        return rows.shape[1]
 
     def put(self, rows: Rows) -> None:
         """Track many messages, also those that are due already.
@@ -302,11 +300,7 @@ class TimeBucketTracker:
             rows: due times, ms since the epoch, below 2**62, and ledger and entry IDs in
                 [0, 2**62), shape (3, n).
         """
-        now = self._clock()
-        for start in range(0, rows.shape[1], _BATCH_ROWS):
-            part = rows[:, start : start + _BATCH_ROWS].copy()
-            part[DUE] &= self._mask
-            self._insert(part, now)
+        self._put(rows, self._clock())
 
     def get_scheduled_messages(
         self, max_messages: int, now_ms: int | None = None
@@ -434,6 +428,12 @@ class TimeBucketTracker:
             counts += np.bincount(index, minlength=counts.size)
         self._store.count_into(edges, counts)
         return counts[1:-1]
+
+    def _put(self, rows: Rows, now: int) -> None:
+        for start in range(0, rows.shape[1], _BATCH_ROWS):
+            part = rows[:, start : start + _BATCH_ROWS].copy()
+            part[DUE] &= self._mask
+            self._insert(part, now)
 
     def _flush(self) -> None:
         """Sort in the rows that single adds have collected."""
