@@ -49,11 +49,7 @@ class ForwardReport:
     expired: Counter[str] = field(default_factory=Counter)
 
     def count(self, counter: str, key: Any, late_ms: int = 0, number: int = 1) -> None:
-        """Count messages.
-
-        Args:
-            key: key in that counter; None for one that is a number.
-        """
+        """Count messages; ``key`` is None for a counter that is a number."""
         if key is None:
             setattr(self, counter, getattr(self, counter) + number)
         else:

@@ -20,23 +20,11 @@ LATEST_DUE_MS = 253_402_300_799_999
 def due_time_ms(
     deliver_at: int | datetime | None, deliver_after: timedelta | None, now_ms: int
 ) -> int | None:
-    """Return the due time of a message; None if no delay was requested.
+    """Return the due time of a message; None without a delay, which 0 stands for, too.
 
-    Args:
-        deliver_at: due time in milliseconds since the epoch (as in ``pulsar.Producer``) or as an
-            aware datetime; 0 and None for no delay. A past time is valid: the message is due now.
-        deliver_after: delay from now; zero and None for no delay.
+    A past time is valid: the message is due now.
     """
-    if deliver_at is not None and deliver_after is not None:
-        raise InvalidDelayError(
-            f"deliver_at ({deliver_at!r}) and deliver_after ({deliver_after!r}) are both given: "
-            "give one of them; the message was not sent"
-        )
-    if deliver_after is not None:
-        return _from_delay(deliver_after, now_ms)
-    if deliver_at is not None:
-        return _from_instant(deliver_at)
-    return None
+    return _time_ms("deliver", deliver_at, deliver_after, now_ms)
 
 
 def expiry_ms(
@@ -44,27 +32,14 @@ def expiry_ms(
 ) -> int:
     """Return the time from which a message is not released any more, ms; 0 for never.
 
-    Args:
-        expires_at: that time in milliseconds since the epoch, or as an aware datetime.
-        expires_after: the time from due time to expiry, instead of ``expires_at``.
+    ``expires_after`` begins at the due time.
     """
     if expires_at is None and expires_after is None:
         return 0
     given = f"expires_at ({expires_at!r})" if expires_at is not None else "expires_after"
-    if expires_at is not None and expires_after is not None:
-        raise InvalidDelayError(
-            f"expires_at ({expires_at!r}) and expires_after ({expires_after!r}) are both given: "
-            "give one of them; the message was not sent"
-        )
     if due_ms is None:
-        raise InvalidDelayError(
-            f"{given} is for delayed messages: give deliver_at or deliver_after, too; the message "
-            "was not sent"
-        )
-    if expires_after is not None:
-        found = _from_delay(expires_after, due_ms, "expires_after")
-    else:
-        found = _from_instant(expires_at, "expires_at")  # type: ignore[arg-type]
+        raise _refused(f"{given} is for delayed messages: give deliver_at or deliver_after, too")
+    found = _time_ms("expires", expires_at, expires_after, due_ms)
     if found is None or found <= due_ms:
         raise InvalidDelayError(
             f"{given} is not later than the due time ({format_instant(due_ms)}): the message would "
@@ -73,55 +48,66 @@ def expiry_ms(
     return found
 
 
-def _from_delay(value: timedelta, now_ms: int, name: str = "deliver_after") -> int | None:
-    if not isinstance(value, timedelta):
-        raise InvalidDelayError(
-            f"{name} is a timedelta, not {type(value).__name__} "
-            f"({value!r}): write timedelta(seconds=…); the message was not sent"
+def _time_ms(
+    verb: str, at: int | datetime | None, after: timedelta | None, begin_ms: int
+) -> int | None:
+    """Return the time that the arguments ``<verb>_at`` and ``<verb>_after`` name; None for none."""
+    if at is not None and after is not None:
+        raise _refused(
+            f"{verb}_at ({at!r}) and {verb}_after ({after!r}) are both given: give one of them"
         )
-    if value < _NO_DELAY:
-        raise InvalidDelayError(
-            f"{name} is negative ({value!r}): a delay is zero or more; the message was not sent"
-        )
-    due = now_ms + duration_ms(value)
-    _check_range(due, name, value)
-    return due if value else None
-
-
-def _from_instant(value: int | datetime, name: str = "deliver_at") -> int | None:
-    if isinstance(value, datetime):
-        if value.tzinfo is None or value.utcoffset() is None:
-            raise InvalidDelayError(
-                f"{name} is a naive datetime ({value.isoformat()}): give it a time zone, "
-                "e.g. tzinfo=timezone.utc; the message was not sent"
+    if after is not None:
+        name = f"{verb}_after"
+        if not isinstance(after, timedelta):
+            raise _refused(
+                f"{name} is a timedelta, not {type(after).__name__} ({after!r}): write "
+                "timedelta(seconds=…)"
             )
-        due = instant_ms(value)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        due = value
-    else:
-        raise InvalidDelayError(
-            f"{name} is milliseconds since the epoch or an aware datetime, not "
-            f"{type(value).__name__} ({value!r}); the message was not sent"
-        )
-    if due == 0:
+        if after < _NO_DELAY:
+            raise _refused(f"{name} is negative ({after!r}): a delay is zero or more")
+        found = begin_ms + duration_ms(after)
+        _check_range(found, name, after)
+        return found if after else None
+    name = f"{verb}_at"
+    if isinstance(at, datetime):
+        if at.tzinfo is None or at.utcoffset() is None:
+            raise _refused(
+                f"{name} is a naive datetime ({at.isoformat()}): give it a time zone, "
+                "e.g. tzinfo=timezone.utc"
+            )
+        found = instant_ms(at)
+    elif isinstance(at, int) and not isinstance(at, bool):
+        found = at
+    elif at is None:
         return None
-    _check_range(due, name, value)
-    if due < _EARLIEST_DUE_MS:
-        raise InvalidDelayError(
-            f"{name}={value!r} is {format_instant(due)} when read as milliseconds: "
-            "multiply seconds by 1000; the message was not sent"
+    else:
+        raise _refused(
+            f"{name} is milliseconds since the epoch or an aware datetime, not "
+            f"{type(at).__name__} ({at!r})"
         )
-    return due
+    if found == 0:
+        return None
+    _check_range(found, name, at)
+    if found < _EARLIEST_DUE_MS:
+        raise _refused(
+            f"{name}={at!r} is {format_instant(found)} when read as milliseconds: "
+            "multiply seconds by 1000"
+        )
+    return found
 
 
 def _check_range(due_ms: int, name: str, given: object) -> None:
     if due_ms < 0:
-        raise InvalidDelayError(f"{name}={given!r} is before 1970; the message was not sent")
+        raise _refused(f"{name}={given!r} is before 1970")
     if due_ms > LATEST_DUE_MS:
-        raise InvalidDelayError(
+        raise _refused(
             f"{name}={given!r} is beyond the year 9999, as if given in micro- or nanoseconds: give "
-            "milliseconds; the message was not sent"
+            "milliseconds"
         )
+
+
+def _refused(why: str) -> InvalidDelayError:
+    return InvalidDelayError(f"{why}; the message was not sent")
 
 
 #: Expiry of a message that never expires, whatever the default of its level topic.
@@ -131,11 +117,7 @@ EXPIRED = "expired at "
 
 
 def expires_at_ms(description: LevelTopicDescription, due_ms: int, own_ms: int) -> int:
-    """Return the time from which a message is not released any more, ms; 0 for never.
-
-    Args:
-        own_ms: expiry that its producer gave, ms since the epoch; 0 for none.
-    """
+    """Return the expiry of a message, ms since the epoch, if its producer gave ``own_ms``."""
     if own_ms or not description.expire_after_ms:
         return own_ms
     return due_ms + description.expire_after_ms
@@ -146,9 +128,6 @@ def moved_expiry_ms(own_ms: int, due_ms: int, new_due_ms: int, now_ms: int) -> i
 
     It is as long after the due time as before. Like any message that is due when it is sent, one
     that is due now does not expire.
-
-    Args:
-        own_ms: expiry that its producer gave, ms since the epoch; 0 for none.
     """
     if new_due_ms <= now_ms or own_ms == NEVER_MS:
         return NEVER_MS

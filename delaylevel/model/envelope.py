@@ -59,15 +59,10 @@ LONGEST_REASON = 1024
 
 @dataclass(frozen=True, slots=True)
 class SchemaRef:
-    """A reference to the schema of the business topic that encoded a payload.
+    """A reference to the schema of the business topic that encoded a payload."""
 
-    Attributes:
-        type: Pulsar's name of the schema type: ``AVRO``, ``JSON``, ``STRING`` …
-        digest: the first 16 hexadecimal digits of the SHA-256 of the definition.
-    """
-
-    type: str
-    digest: str
+    type: str  # Pulsar's name of the schema type: ``AVRO``, ``JSON``, ``STRING`` …
+    digest: str  # the first 16 hexadecimal digits of the SHA-256 of the definition
 
     @classmethod
     def of(cls, schema_type: str, definition: str) -> SchemaRef:
@@ -93,41 +88,26 @@ class SchemaRef:
 class Envelope(NamedTuple):
     """The due time, target and identity of a parked message, or of a control record.
 
-    Attributes:
-        target: full name of the business topic.
-        id: the stable identity; None until the first hop adds it.
-        schema: the schema of the payload; None for plain bytes.
-        attempt: number of times that the target refused the message; 0 until it is held.
-        compression: the compression of the message's producer, one of :data:`COMPRESSIONS`; None
-            without one. A message may fit through the broker only if every hop compresses it too.
-        kind: one of :data:`KINDS`; None for an ordinary message. The due time, target and ID of a
-            cancellation are those of its message.
-        expires_ms: time from which the message is not released any more, ms since the epoch; 0 if
-            it does not expire.
-        replaces: the ID of the message that it was sent to replace; None without one.
+    The due time, target and ID of a cancellation are those of its message.
     """
 
     due_ms: int
-    target: str
-    id: str | None = None
-    schema: SchemaRef | None = None
-    attempt: int = 0
+    target: str  # full name of the business topic
+    id: str | None = None  # the stable identity; None until the first hop adds it
+    schema: SchemaRef | None = None  # None for plain bytes
+    attempt: int = 0  # number of times that the target refused the message; 0 until it is held
+    # The one of its producer. It may fit through the broker only if every hop compresses it, too.
     compression: str | None = None
-    kind: str | None = None
-    expires_ms: int = 0
-    replaces: str | None = None
+    kind: str | None = None  # one of `KINDS`; None for an ordinary message
+    expires_ms: int = 0  # time from which it is not released any more, ms since the epoch; 0: never
+    replaces: str | None = None  # the ID of the message that it was sent to replace
 
     @classmethod
     def read(cls, properties: Mapping[str, str], fallback_id: str | None = None) -> Envelope:
         """Read the envelope from the properties of a parked message.
 
-        Args:
-            fallback_id: the ID of a message that has none. A cancellation must have the ID of its
-                message.
-
-        Raises:
-            EnvelopeError: a property is missing or damaged, or the message has unreadable fields,
-                or the record is of a kind that this version does not know.
+        ``fallback_id`` is the ID of a message that has none. An EnvelopeError has the reason why a
+        message or record cannot be understood.
         """
         if UNREADABLE in properties:
             raise EnvelopeError(properties[UNREADABLE])
@@ -157,10 +137,6 @@ class Envelope(NamedTuple):
             _time_ms(EXPIRES, properties[EXPIRES]) if EXPIRES in properties else 0,
             get(REPLACES) or None,
         )
-
-    def held_again(self) -> Envelope:
-        """Return the envelope after one more refusal by the target."""
-        return self._replace(attempt=self.attempt + 1)
 
     def parked_properties(self, application: Mapping[str, str]) -> dict[str, str]:
         """Return all properties of the message while it is parked."""
@@ -200,7 +176,6 @@ class Envelope(NamedTuple):
 def due_of(properties: Mapping[str, str]) -> int | None:
     """Return the due time of a parked message, ms since the epoch; None if it is unreadable.
 
-    This is for inspection. A mover reads the whole :class:`Envelope`, whose errors have a reason.
     A control record is never delivered, so its due time counts as unreadable.
     """
     if KIND in properties:
@@ -212,18 +187,12 @@ def due_of(properties: Mapping[str, str]) -> int | None:
 
 
 def is_control(properties: Mapping[str, str]) -> bool:
-    """Return True for a control record of a kind that this version knows.
-
-    Such a record is never delivered, so no query and no user's step treats it as a message. One of
-    an unknown kind is a message that cannot be read.
-    """
+    """Return True for a control record of a known kind; one of another kind cannot be read."""
     return properties.get(KIND) in KINDS
 
 
 def compression_of(properties: Mapping[str, str]) -> str | None:
-    """Return the compression of a parked message's producer; None without one."""
-    # A name that this version does not know counts as none: it must not make a message a dead
-    # letter.
+    """Return the compression of a parked message's producer; None without a known one."""
     name = properties.get(COMPRESSION)
     return name if name in COMPRESSIONS else None
 

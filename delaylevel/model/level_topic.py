@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from delaylevel.errors import (
@@ -28,14 +29,9 @@ _STEP_MS = 50
 
 
 class Spread(NamedTuple):
-    """The time over which the messages of a pause are released after its end.
+    """The time over which the messages of a pause are released after its end."""
 
-    Attributes:
-        begin_ms: end of the pause, ms since the epoch. Messages that were due before have waited.
-        length_ms: length of the time, ms.
-    """
-
-    begin_ms: int
+    begin_ms: int  # end of the pause; messages that were due before have waited
     length_ms: int
 
     @property
@@ -44,14 +40,9 @@ class Spread(NamedTuple):
         return self.begin_ms + self.length_ms
 
     def take(self, left: int, last_ms: int, now_ms: int) -> tuple[int, int]:
-        """Return the number of messages to release now, and the time of this release.
+        """Return how many of ``left`` messages to release now, and the time of this release.
 
-        That time, ms since the epoch, is a little earlier than now: a part of a message counts for
-        the next release.
-
-        Args:
-            left: number of messages that wait, at least 1.
-            last_ms: time of the last release, ms since the epoch.
+        That time is a little earlier than now: a part of a message counts for the next release.
         """
         if max(now_ms, last_ms) >= self.end_ms:  # the clock may have been set back
             return left, now_ms
@@ -60,7 +51,7 @@ class Spread(NamedTuple):
         return count, since_ms + count * (self.end_ms - since_ms) // left
 
     def next_ms(self, left: int, last_ms: int) -> int:
-        """Return the time of the next release, ms since the epoch; arguments as for `take`."""
+        """Return the time of the next release, ms since the epoch."""
         since_ms = max(last_ms, self.begin_ms)
         for_one_ms = -((since_ms - self.end_ms) // left)  # rounded up
         return min(self.end_ms, since_ms + max(for_one_ms, _STEP_MS))
@@ -105,8 +96,7 @@ class Pauses:
         """Return the pauses without that of a target; ``*`` ends all of them.
 
         Args:
-            target: full name of the target, or ``*``.
-            spread_ms: time over which the messages that wait are released, ms.
+            spread_ms: time over which the messages that wait are released.
         """
         ended = [name for name, _ in self.paused if target in (ALL, name)]
         resumed = {name: each for name, each in self.resumed if each.end_ms > now_ms}
@@ -128,11 +118,7 @@ class Pauses:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Pauses:
-        """Read the members of a stored description.
-
-        Raises:
-            TypeError, ValueError, AttributeError: they have another form.
-        """
+        """Read the members of a stored description."""
         paused, resumed = value.get("paused", {}), value.get("resumed", {})
         return cls(
             tuple(sorted((str(name), int(since)) for name, since in paused.items())),
@@ -248,19 +234,12 @@ class Role(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Member:
-    """One of the topics that form a level topic.
-
-    Attributes:
-        topic: its full name.
-        role: its role.
-        partitions: number of partitions (at least 1: all are partitioned topics).
-        level: for a level, its index in the list, 0 for the coarsest; otherwise -1.
-    """
+    """One of the topics that form a level topic; all are partitioned."""
 
     topic: TopicName
     role: Role
     partitions: int
-    level: int = -1
+    level: int = -1  # of a level, its index in the list, 0 for the coarsest
 
 
 @dataclass(frozen=True)
@@ -373,10 +352,6 @@ class LevelTopicDescription:
 
         It is the CRC-32 of the key (UTF-8), or of the ID without a key, modulo the number of
         partitions. This is part of the wire format.
-
-        Args:
-            key: partition key of the message; empty for none.
-            message_id: its ``delaylevel.id``.
         """
         return zlib.crc32((key or message_id).encode()) % self.window_partitions
 
@@ -395,11 +370,8 @@ class LevelTopicDescription:
             yield Member(self.outcomes_topic, Role.OUTCOMES, 1)
 
     def accepts(self, levels: Levels) -> bool:
-        """Return True if a client may be configured with these levels.
-
-        The levels before an expansion are accepted, too: an application that still names the
-        shorter maximum starts as before, and uses the topic's own levels.
-        """
+        """Return True if a client may be configured with these levels."""
+        # An application that still names the shorter maximum, as before an expansion, starts, too.
         return levels == self.levels or levels in self.former
 
     @property
@@ -419,11 +391,7 @@ class LevelTopicDescription:
             )
 
     def creation_command(self, *targets: str) -> str:
-        """Return the command that creates the level topic, or creates what it lacks.
-
-        Args:
-            targets: business topics that it gets, too.
-        """
+        """Return the command that creates the level topic or what it lacks, with more targets."""
         namespace = self.name.namespace_path
         named = {default_level_topic(each, namespace): each for each in self.targets}
         first = TopicName.parse(named.get(self.topic, self.targets[0]))
@@ -490,18 +458,18 @@ class LevelTopicDescription:
             raise ValueError(f"it names {stored} and {value['topics']}, not {own} and {others}")
 
     @classmethod
-    def from_json(cls, topic: str, text: str) -> LevelTopicDescription:
+    def from_json(
+        cls, topic: str, text: str, properties: Mapping[str, str] = MappingProxyType({})
+    ) -> LevelTopicDescription:
         """Parse the text from :meth:`to_json` for the level topic of this name.
+
+        Args:
+            properties: the level topic's properties, which may have other settings and targets.
 
         Raises:
             UpgradeRequiredError: its format is a later one.
             LevelTopicError: the text is damaged.
         """
-        return cls._read(topic, text, {})
-
-    @classmethod
-    def _read(cls, topic: str, text: str, properties: Mapping[str, str]) -> LevelTopicDescription:
-        """Parse a description with the settings and targets in its level topic's properties."""
         try:
             value = json.loads(text)
             _check_format(topic, value["version"])
@@ -576,17 +544,15 @@ class LevelTopicDescription:
                 f"level topic {topic} is being deleted, or its deletion was not finished: finish "
                 f"it with `delaylevel levels delete {shell(topic)}`"
             )
-        return None if text is None else cls._read(topic, text, properties)
+        return None if text is None else cls.from_json(topic, text, properties)
 
 
 def named_in(
     descriptions: Sequence[LevelTopicDescription], name: str
 ) -> LevelTopicDescription | None:
     """Return the level topic with a full name, else the first one with this target; else None."""
-    for each in descriptions:
-        if name == each.topic:
-            return each
-    return next((each for each in descriptions if name in each.targets), None)
+    named = (each for each in descriptions if name == each.topic)
+    return next(named, None) or next((each for each in descriptions if name in each.targets), None)
 
 
 def _apply_settings(value: dict[str, Any], properties: Mapping[str, str]) -> None:
@@ -644,10 +610,7 @@ def default_level_topic(business_topic: str, namespace: str | None = None) -> st
 
 
 def default_level_topics(business_topic: str, namespace: str | None = None) -> tuple[str, ...]:
-    """Return the names under which a business topic's level topic is searched for, in order.
-
-    The first one is that of a new level topic, the second one has no underscore in front.
-    """
+    """Return the names to search for a level topic, in order: the default, and without ``_``."""
     name = TopicName.parse(business_topic)
     current = default_level_topic(business_topic, namespace)
     if namespace not in (None, name.namespace_path):

@@ -104,53 +104,32 @@ def _printed_properties(message: Any) -> bytes:
 
 
 class Payload(Protocol):
-    """The parts of a message that an application sets."""
+    """The parts of a message that an application sets, as in a `ParkedMessage`."""
 
     @property
-    def value(self) -> bytes | None:
-        """The payload; None for a null value."""
-
+    def value(self) -> bytes | None: ...
     @property
-    def key(self) -> str:
-        """The partition key; empty for none."""
-
+    def key(self) -> str: ...
     @property
-    def ordering_key(self) -> str:
-        """The ordering key; empty for none."""
-
+    def ordering_key(self) -> str: ...
     @property
-    def event_ms(self) -> int:
-        """The event time, ms since the epoch; 0 for none."""
-
+    def event_ms(self) -> int: ...
     @property
-    def properties(self) -> dict[str, str]:
-        """All properties, ours included."""
+    def properties(self) -> dict[str, str]: ...
 
 
 class ParkedMessage(NamedTuple):
-    """A message as it was read from a source partition.
-
-    Attributes:
-        ledger, entry, batch: its position; batch is -1 for an unbatched entry.
-        publish_ms: publish time by the clock of the producer, ms; for a batched message, that of
-            the first message of the batch.
-        key, ordering_key: as published; an empty string if there is none. U+FFFD replaces bytes
-            that are not UTF-8.
-        event_ms: the application's event time, ms; 0 if there is none.
-        properties: all properties, ours included; with a mark if a field is unreadable, see
-            :mod:`delaylevel.model.message`.
-        value: the payload; None for a null value (which differs from an empty one).
-    """
+    """A message as it was read from a source partition. U+FFFD replaces what is not UTF-8."""
 
     ledger: int
     entry: int
-    batch: int
-    publish_ms: int
-    key: str
+    batch: int  # -1 for an unbatched entry
+    publish_ms: int  # by the clock of the producer; of a batch, that of its first message
+    key: str  # empty for none, as the ordering key
     ordering_key: str
-    event_ms: int
-    properties: dict[str, str]
-    value: bytes | None
+    event_ms: int  # the application's event time; 0 for none
+    properties: dict[str, str]  # ours included; with a mark if a field is unreadable
+    value: bytes | None  # None for a null value, which differs from an empty one
 
     @property
     def position(self) -> Position:
@@ -181,8 +160,7 @@ RawMessage = tuple[Any, int, int, int]
 def parked_message(message: Any, ledger: int, entry: int, batch: int) -> ParkedMessage:
     """Copy every field of a :data:`RawMessage` into a :class:`ParkedMessage`.
 
-    Unreadable fields are replaced, and a mark among the properties names them, or says that the
-    message is encrypted. Such a message goes to the dead-letter topic.
+    A mark among the properties names unreadable fields, or says that the message is encrypted.
     """
     # A try block costs nothing without an exception. This runs for every message.
     try:

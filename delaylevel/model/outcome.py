@@ -102,11 +102,7 @@ class Outcome:
         return CancelledName(self.id, self.target, self.key, self.due_ms)
 
     def properties(self) -> dict[str, str]:
-        """Return the properties of the record in the outcomes topic; its key is the ID.
-
-        Raises:
-            InvalidInputError: the outcome is not decided.
-        """
+        """Return the properties of the record in the outcomes topic; its key is the ID."""
         if not self.final or self.decided_ms is None:
             raise InvalidInputError(
                 f"the cancellation of {self.id!r} is {self.status} without a time of decision: "
@@ -128,13 +124,7 @@ class Outcome:
         return properties
 
     def payload(self) -> bytes:
-        """Return the payload of the record: its properties as JSON, without their prefix.
-
-        Times are numbers.
-
-        Raises:
-            InvalidInputError: as for :meth:`properties`.
-        """
+        """Return the payload of the record: its properties as JSON, without their prefix."""
         value: dict[str, str | int] = {}
         for name, text in self.properties().items():
             value[name[len(PREFIX) :]] = int(text) if name in (DUE, DECIDED, RELEASED) else text
@@ -142,11 +132,7 @@ class Outcome:
 
     @classmethod
     def read(cls, properties: Mapping[str, str]) -> Outcome:
-        """Read an outcome from the properties of a record in the outcomes topic.
-
-        Raises:
-            EnvelopeError: a property is missing or damaged.
-        """
+        """Read the properties of a record; raise EnvelopeError if one is missing or damaged."""
         try:
             status = OutcomeStatus(properties[OUTCOME])
             outcome = cls(
@@ -204,11 +190,7 @@ class Receipt:
 
     @property
     def place(self) -> tuple[str, Position] | None:
-        """Full name of the partition that stored the message, and its entry; None if unknown.
-
-        Raises:
-            InvalidInputError: the receipt names a place in another form.
-        """
+        """Full name of the partition that stored the message, and its entry; None if unknown."""
         if not self.stored_at:
             return None
         topic, *numbers = self.stored_at.rsplit(":", 2)

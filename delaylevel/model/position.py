@@ -54,11 +54,7 @@ class Position:
 
     @property
     def next(self) -> Position:
-        """The first position after this message.
-
-        After an unbatched message (batch -1), this is the next entry; after message b of a batch,
-        message b + 1, even if the batch has no such message.
-        """
+        """The first position after this message, even if a batch has no such message."""
         if self.batch < 0:
             return self.next_entry
         return Position(self.ledger, self.entry, self.batch + 1)
@@ -72,34 +68,27 @@ def stable_id(partition_topic: str, position: Position) -> str:
     return f"{partition_topic.removeprefix('persistent://')}:{position}"
 
 
-# Messages that are nearly due come before held ones, unless they are a day late.
+# Messages that are nearly due come before held ones, unless they are a day late: a target that
+# takes nothing, however much is held for it, must not make the messages of others late.
 _HELD_LEAD_MS = 86_400_000
 
 
 @dataclass(frozen=True)
 class SourcePartition:
-    """A partition that a mover reads from its oldest message onwards.
-
-    Attributes:
-        role: LEVEL or HELD.
-        level: the level whose lead a message read here has used up. For the held topic this is
-            the finest level, because a held message had already passed all levels.
-        hand_off_after_ms: time from the publish time of a message until it is ready, ms.
-        takes_longer: True if messages may be due later than the partition's number implies: it is
-            the last partition of its level, or was the last before an expansion.
-        lead_ms: time from readiness to the earliest due time that a message can have, ms. Those of
-            the held topic were due before, but a target that takes nothing, however much is held
-            for it, must not make the messages of others late: they count as due a day later.
-    """
+    """A partition that a mover reads from its oldest message onwards."""
 
     level_topic: str
     topic: str
     role: Role
+    # The level whose lead a message read here has used up. For the held topic this is the finest
+    # level, because a held message had already passed all levels.
     level: int
     partition: int
-    hand_off_after_ms: int
+    hand_off_after_ms: int  # from the publish time of a message until it is ready
+    # True if messages may be due later than the partition's number implies: it is the last
+    # partition of its level, or was the last before an expansion.
     takes_longer: bool = False
-    lead_ms: int = 0
+    lead_ms: int = 0  # from readiness to the earliest due time that a message counts as having
 
     @property
     def name(self) -> TopicName:
@@ -122,7 +111,6 @@ def source_partitions(description: LevelTopicDescription) -> tuple[SourcePartiti
     lasts = {(level.index, level.partitions - 1) for levels in lists for level in levels}
     for member in description.members():
         for index in range(member.partitions):
-            takes_longer = (member.level, index) in lasts
             if member.role is Role.LEVEL:
                 level = member.level
                 after_ms = description.levels[level].hand_off_after_ms(index)
@@ -132,16 +120,15 @@ def source_partitions(description: LevelTopicDescription) -> tuple[SourcePartiti
                 lead_ms = _HELD_LEAD_MS
             else:
                 continue
-            topic = member.topic.partition(index).full
             found.append(
                 SourcePartition(
                     description.topic,
-                    topic,
+                    member.topic.partition(index).full,
                     member.role,
                     level,
                     index,
                     after_ms,
-                    takes_longer,
+                    (member.level, index) in lasts,
                     lead_ms,
                 )
             )

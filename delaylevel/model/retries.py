@@ -58,17 +58,13 @@ def dead_letter_topic(topic: str, subscription: str) -> TopicName:
 
 
 def replayed_properties(properties: Mapping[str, str], other_target: bool) -> dict[str, str]:
-    """Return the properties of a subscription's dead letter for another first attempt.
+    """Return the properties of a subscription's dead letter, or other message, for a replay.
 
-    Those of any other message are returned unchanged.
-
-    Args:
-        other_target: True if it goes to a topic that is not the retry topic.
+    With another target than the retry topic, its consumers would take it for a copy of their own.
     """
     if ATTEMPTS not in properties:
         return dict(properties)
     if other_target:
-        # Its consumers would take it for a retried copy of their own.
         return without_retries(properties)
     return {name: value for name, value in properties.items() if name not in ATTEMPT_PROPERTIES}
 

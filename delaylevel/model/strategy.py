@@ -180,21 +180,15 @@ class PartitionStrategy(BaseModel):
 
 @dataclass(frozen=True)
 class Level:
-    """One level of a list, in milliseconds.
+    """One level of a list, in milliseconds."""
 
-    Attributes:
-        index: its index in the list, 0 for the coarsest.
-        tolerance_ms: tolerance for the broker's tick and clocks: 2 s, or a tenth of the unit.
-        suffix: suffix of its topic's name after that of the level topic; empty for the coarsest.
-    """
-
-    index: int
+    index: int  # in the list, 0 for the coarsest
     unit_ms: int
     maximum_ms: int
     lead_ms: int
-    tolerance_ms: int
+    tolerance_ms: int  # for the broker's tick and clocks: 2 s, or a tenth of the unit
     partitions: int
-    suffix: str
+    suffix: str  # of its topic's name after that of the level topic; empty for the coarsest
     name: str
 
     @property
@@ -312,11 +306,7 @@ class Levels:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Levels:
-        """Return the list from the values of :meth:`to_json`.
-
-        Raises:
-            InvalidStrategyError: a value is missing or invalid.
-        """
+        """Return the list from the values of :meth:`to_json`."""
         try:
             overflow = value["overflow"]
             return cls(
@@ -335,11 +325,7 @@ class Levels:
 
 
 def propose_levels(maximum: timedelta, unit: timedelta, limit: int) -> list[Bounds]:
-    """Return levels down to ``unit`` with at most ``limit`` partitions each.
-
-    The proposal has the fewest levels and then the fewest partitions. It is empty if no list of
-    named units fits.
-    """
+    """Return levels down to ``unit``: as few as fit, with as few partitions; none if none fit."""
     units = [by.unit for by in PartitionBy if unit < by.unit < maximum] + [unit]
     fitting = [each for each in fitting_levels(maximum, units, limit) if each[-1][0] == unit]
 
@@ -359,11 +345,7 @@ def advice(maximum: timedelta, unit: timedelta, limit: int) -> str:
 def fitting_levels(
     maximum: timedelta, units: Sequence[timedelta], limit: int
 ) -> Iterator[list[Bounds]]:
-    """Yield the lists of levels, as (unit, maximum delay), with at most ``limit`` partitions each.
-
-    Args:
-        units: the possible units, from coarse to fine.
-    """
+    """Yield the lists of levels of some units with at most ``limit`` partitions each."""
     for count in range(1, len(units) + 1):
         for chosen in combinations(units, count):
             levels = list(zip(chosen, (maximum, *chosen), strict=False))

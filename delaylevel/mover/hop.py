@@ -181,7 +181,7 @@ def set_aside(
         return _readable_dead_letter(description, message, envelope, missing)
     application = env.application_properties(message.properties)
     properties = {
-        **envelope.held_again().parked_properties(application),
+        **envelope._replace(attempt=envelope.attempt + 1).parked_properties(application),
         env.REASON: env.bounded_reason(reason),
     }
     topic = description.held_topic.partition(0).full

@@ -527,7 +527,7 @@ class MemoryPulsar:
         self._listening.forget()
         clients, self._clients = self._clients, []
         for each in clients:
-            each._client.kill()
+            each._client.shutdown(kill=True)
 
     def close(self) -> None:
         """Close every client, and the listeners on them."""

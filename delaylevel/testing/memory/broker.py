@@ -57,17 +57,11 @@ class TimedTask(Protocol):
 
 
 class Event(NamedTuple):
-    """A change of what is stored, in the one order of the whole Pulsar.
+    """A change of what is stored, in the one order of the whole Pulsar."""
 
-    Attributes:
-        topic: the partition, or the topic that is not partitioned.
-        entries: the entries that were stored, or that were acknowledged.
-        subscription: the subscription that acknowledged them; None if they were stored.
-    """
-
-    topic: TopicName
+    topic: TopicName  # the partition, or the topic that is not partitioned
     entries: tuple[Entry, ...]
-    subscription: str | None
+    subscription: str | None  # that has acknowledged them; None if they were stored
 
 
 Watcher = Callable[[Event], None]
@@ -263,7 +257,6 @@ class Broker:
         return found
 
     def new_name(self, prefix: str) -> str:
-        """Return a unique name."""
         return f"{prefix}-{next(self._names)}"
 
     # -- schemas

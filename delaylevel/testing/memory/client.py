@@ -13,13 +13,14 @@ import _pulsar
 import pulsar
 from pulsar import ConsumerType
 
+from delaylevel.model.clock import earliest
 from delaylevel.model.message import batch_size
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 
 from .broker import Broker
-from .core import NOTHING_TO_RECEIVE, Core, Received, Waiting, asyncio_form, connect_all
+from .core import NOTHING_TO_RECEIVE, Core, Received, asyncio_form, connect_all
 from .log import NO_POSITION, Entry, message_id
 from .producer import MemoryProducer, ProducerCore
 
@@ -53,12 +54,12 @@ class ConsumerLink:
         subscription.connect(self, options["consumer_type"])
         if self not in partition.consumers:
             partition.consumers.append(self)
-        self._partition, self.subscription = partition, subscription
+        self.partition, self.subscription = partition, subscription
 
     def disconnect(self) -> None:
         """Disconnect from the partition, if connected."""
-        if self in self._partition.consumers:
-            self._partition.consumers.remove(self)
+        if self in self.partition.consumers:
+            self.partition.consumers.remove(self)
             self.subscription.disconnect(self)
 
     def drop_queue(self) -> None:
@@ -72,7 +73,7 @@ class ConsumerLink:
             if found is None:
                 return None
             number, count = found
-            entry = self._partition.log.entries[number]
+            entry = self.partition.log.entries[number]
             for index in range(len(entry.messages)):
                 position = entry.message_position(index)
                 if self._skip_through is None or position > self._skip_through:
@@ -82,13 +83,9 @@ class ConsumerLink:
     def acknowledge(
         self, number: int, index: int, size: int, *, cumulatively: bool = False
     ) -> None:
-        """Acknowledge one message, or everything up to it and including it.
+        """Acknowledge one message of a batch, or everything up to it and including it.
 
-        An entry is acknowledged once all of its messages are.
-
-        Args:
-            index: batch index of the message; -1 for the whole entry.
-            size: number of messages in the batch; 0 for the whole entry.
+        An entry is acknowledged once all of its messages are, or if the index is -1 or the size 0.
         """
         self._broker.check_alive()
         whole = not size or index < 0
@@ -103,13 +100,9 @@ class ConsumerLink:
         elif whole:
             self.subscription.acknowledge(number)
 
-    def find(self, position: Position) -> int | None:
-        """Return the number of the entry at a position; None if it is not in this partition."""
-        return self._partition.log.find(position)
-
     def seek(self, target: Any) -> None:
         """Move to a message ID or a publish time, ms since the epoch."""
-        log = self._partition.log
+        log = self.partition.log
         self._partial_batches.clear()
         self._skip_through = None
         if isinstance(target, int):
@@ -121,17 +114,6 @@ class ConsumerLink:
                 self._skip_through = position
         self.subscription.seek(number)
 
-    def last_message_id(self) -> _pulsar.MessageId:
-        """Return the ID of the last stored message."""
-        entries = self._partition.log.entries
-        return message_id(entries[-1].last_position if entries else NO_POSITION)
-
-    def unsubscribe(self) -> None:
-        """Delete the subscription."""
-        if len(self.subscription.consumers) > 1:
-            raise pulsar.ConsumerBusy("Pulsar error: ConsumerBusy")
-        del self._partition.subscriptions[self._options["subscription_name"]]
-
 
 class ConsumerCore(Core):
     """Core of a consumer of one or more topics."""
@@ -139,19 +121,22 @@ class ConsumerCore(Core):
     def __init__(self, broker: Broker, topics: list[str], options: dict[str, Any]) -> None:
         super().__init__(broker, topics, options)
         self._name: str = options["consumer_name"] or broker.new_name("consumer")
-        self._paused = False
         self._turn = 0
         self.deliver: Callable[[Received], None] | None = None  # calls the listener
-        self._links = connect_all(
-            ConsumerLink(broker, name, options, self._name) for name in self._partitions
-        )
-        self._waiting = Waiting(broker, self._next, self._next_available_ms)
+        self._callbacks: deque[Callable[..., None]] = deque()  # of coroutines that wait
+        self._links: list[Any] = connect_all(map(self._connected, self._partitions))
         if options["message_listener"]:
             broker.timed_tasks.append(self)
 
     def receive_async(self, callback: Callable[..., None]) -> None:
         """Call back with the next message, once there is one."""
-        self._waiting.add(callback, closed=self._closed)
+        if self._closed:
+            callback(pulsar.Result.AlreadyClosed, None)
+            return
+        self._callbacks.append(callback)
+        if self not in self._broker.timed_tasks:
+            self._broker.timed_tasks.append(self)
+        self._broker.run_due_tasks()
 
     def subscription_name(self) -> str:
         return str(self._options["subscription_name"])
@@ -171,7 +156,6 @@ class ConsumerCore(Core):
         return found
 
     def batch_receive(self) -> list[Received]:
-        """Return the messages that are available now, at most a hundred."""
         self._check_open()
         found: list[Received] = []
         with self._broker.lock:
@@ -180,11 +164,9 @@ class ConsumerCore(Core):
         return found
 
     def acknowledge(self, message: Any) -> None:
-        """Acknowledge a message, given as message or message ID."""
         self._apply(message, ConsumerLink.acknowledge)
 
     def acknowledge_cumulative(self, message: Any) -> None:
-        """Acknowledge everything in a partition up to and including a message."""
         if self._options["consumer_type"] in (ConsumerType.Shared, ConsumerType.KeyShared):
             raise pulsar.CumulativeAcknowledgementNotAllowedError(
                 "Pulsar error: ResultCumulativeAcknowledgementNotAllowedError"
@@ -192,46 +174,35 @@ class ConsumerCore(Core):
         self._apply(message, partial(ConsumerLink.acknowledge, cumulatively=True))
 
     def negative_acknowledge(self, message: Any) -> None:
-        """Schedule the redelivery of a message, after the delay for negative acknowledgements."""
         at_ms = self._broker.clock.now_ms() + self._options["negative_ack_redelivery_delay_ms"]
         self._apply(message, lambda link, number, *_: link.subscription.redeliver(number, at_ms))
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Deliver all unacknowledged messages again."""
         self._apply_to_links(lambda link: link.subscription.redeliver_all(link))
 
     def seek(self, target: Any) -> None:
-        """Move to a message ID or a publish time, ms since the epoch."""
         self._apply_to_links(lambda link: link.seek(target))
 
     def get_last_message_id(self) -> _pulsar.MessageId:
-        """Return the ID of the last stored message."""
         self._check_open()
         if len(self._links) > 1:
             raise pulsar.OperationNotSupported("Pulsar error: OperationNotSupported")
-        return self._links[0].last_message_id()
-
-    def pause_message_listener(self) -> None:
-        self._check_listener()
-        self._paused = True
-
-    def resume_message_listener(self) -> None:
-        self._check_listener()
-        self._paused = False
-        self._broker.run_due_tasks()
+        entries = self._links[0].partition.log.entries
+        return message_id(entries[-1].last_position if entries else NO_POSITION)
 
     def unsubscribe(self) -> None:
-        """Delete the subscription, and close the consumer."""
         self._check_open()
         with self._broker.lock:
             for link in self._links:
-                link.unsubscribe()
+                if len(link.subscription.consumers) > 1:
+                    raise pulsar.ConsumerBusy("Pulsar error: ConsumerBusy")
+                del link.partition.subscriptions[self.subscription_name()]
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Disconnect if still connected; other consumers receive the unacknowledged messages."""
         super().shutdown()
-        self._waiting.close()
+        while self._callbacks:
+            self._callbacks.popleft()(pulsar.Result.AlreadyClosed, None)
         self._broker.run_due_tasks()
 
     def disconnect(self) -> None:
@@ -240,34 +211,30 @@ class ConsumerCore(Core):
         if self in self._broker.timed_tasks:
             self._broker.timed_tasks.remove(self)
 
-    # -- listener
-
     def next_event_ms(self) -> int | None:
-        """Return the time from which the listener may have a message, ms; None for never."""
-        return None if self._paused else self._next_available_ms()
-
-    def _next_available_ms(self) -> int | None:
+        """Return the time from which there may be a further message, ms; None for never."""
         times = [link.subscription.next_event_ms() for link in self._links]
         now_ms = self._broker.clock.now_ms()
-        return min((time for time in times if time is not None and time > now_ms), default=None)
+        return earliest(time for time in times if time is not None and time > now_ms)
 
     def run_due(self) -> bool:
-        """Call the listener for all available messages; return whether there was any."""
+        """Give the messages that are there to those that wait; return whether there was any."""
         called = False
-        while not (self._closed or self._paused or self.deliver is None):
+        while not self._closed and (self._callbacks or self.deliver):
             with self._broker.lock:
                 message = self._next()
             if message is None:
                 break
             called = True
-            self.deliver(message)
+            if self.deliver is not None:
+                self.deliver(message)
+            else:
+                self._broker.asyncio_woken = True
+                self._callbacks.popleft()(pulsar.Result.Ok, message)
         return called
 
-    def _check_listener(self) -> None:
-        if not self._options["message_listener"]:
-            raise pulsar.InvalidConfiguration("Pulsar error: InvalidConfiguration")
-
-    # -- internals
+    def _connected(self, partition: TopicName) -> Any:
+        return ConsumerLink(self._broker, partition, self._options, self._name)
 
     def _next(self) -> Received | None:
         for _ in self._links:
@@ -278,16 +245,12 @@ class ConsumerCore(Core):
         return None
 
     def _apply(self, message: Any, action: Callable[[ConsumerLink, int, int, int], None]) -> None:
-        """Apply an action to the entry of a message or message ID.
-
-        Args:
-            action: function of the link, the entry's number, the batch index and the batch size.
-        """
+        """Call a function with link, entry number, batch index and batch size of a message."""
         stored = message.message_id() if isinstance(message, Received) else message
         position = Position(stored.ledger_id(), stored.entry_id(), stored.batch_index())
 
         def apply(link: ConsumerLink) -> None:
-            number = link.find(position)
+            number = link.partition.log.find(position)
             if number is not None:
                 action(link, number, position.batch, batch_size(stored))
 
@@ -301,107 +264,98 @@ class ConsumerCore(Core):
         self._broker.run_due_tasks()
 
 
-class ReaderCore(Core):
-    """Core of a reader that starts at the message ID ``start``."""
+class ReaderLink:
+    """Connection of a reader to one partition, from a start on."""
 
-    def __init__(self, broker: Broker, topic: str, start: Any, options: dict[str, Any]) -> None:
-        super().__init__(broker, [topic], options)
-        self._inclusive = bool(options["start_message_id_inclusive"])
-        self.name: str = options["reader_name"] or broker.new_name("reader")
-        for name in self._partitions:
-            partition = broker.partition(name)
-            broker.check_consumer_schema(partition, options["schema"])
-            partition.consumers.append(self)
-        self._next: dict[TopicName, Position] = {}
-        self._start_at(start)
-        # What is stored can be read at once.
-        self._waiting = Waiting(broker, self._take, lambda: None)
+    properties: dict[str, str] = {}  # noqa: RUF012 - a reader has none
 
-    def read_next_async(self, callback: Callable[..., None]) -> None:
-        """Call back with the next message, once there is one."""
-        self._waiting.add(callback, closed=self._closed)
+    def __init__(
+        self, broker: Broker, topic: TopicName, options: dict[str, Any], name: str, start: Any
+    ) -> None:
+        self._broker = broker
+        self.topic = topic
+        self._options = options
+        self.name = name
+        self.reconnect()
+        self.seek(start)
 
     def reconnect(self) -> None:
-        """Connect again; this recreates deleted partitions."""
-        for name in self._partitions:
-            partition = self._broker.partition(name)
-            if self not in partition.consumers:
-                partition.consumers.append(self)
+        partition = self._broker.partition(self.topic)
+        self._broker.check_consumer_schema(partition, self._options["schema"])
+        if self not in partition.consumers:
+            partition.consumers.append(self)
 
-    def read_next(self, timeout_millis: int | None = None) -> Received:
-        """Return the next message; raise ``pulsar.Timeout`` at once if there is none."""
-        self._check_open()
-        with self._broker.lock:
-            found = self._take()
+    def disconnect(self) -> None:
+        partition = self._broker.partitions.get(self.topic)
+        if partition is not None and self in partition.consumers:
+            partition.consumers.remove(self)
+
+    def receive(self) -> Received | None:
+        """Return the next message, or None if there is none."""
+        found = self.find()
         if found is None:
-            raise pulsar.Timeout(NOTHING_TO_RECEIVE)
-        return found
+            return None
+        entry, index, number = found
+        self._next = entry.message_position(index).next
+        return Received(self.topic, entry, index, 0, number)
 
-    def _take(self) -> Received | None:
-        for name in self._partitions:
-            found = self._find(name)
-            if found is not None:
-                entry, index, number = found
-                self._next[name] = entry.message_position(index).next
-                return Received(name, entry, index, 0, number)
+    def find(self) -> tuple[Entry, int, int] | None:
+        """Return the entry, index and entry number of the next message, or None."""
+        log = self._broker.partition(self.topic).log
+        for number in range(log.first_at(self._next), len(log)):
+            if number in log.erased:
+                continue
+            entry = log.entries[number]
+            for index in range(len(entry.messages)):
+                if entry.message_position(index) >= self._next:
+                    return entry, index, number
         return None
-
-    def shutdown(self) -> None:
-        """Disconnect if still connected."""
-        super().shutdown()
-        self._waiting.close()
-
-    def has_message_available(self) -> bool:
-        """Return whether there is an unread message."""
-        self._check_open()
-        with self._broker.lock:
-            return any(self._find(name) is not None for name in self._partitions)
 
     def seek(self, target: Any) -> None:
         """Move to a message ID or a publish time, ms since the epoch."""
-        self._check_open()
-        self._start_at(target)
+        self._next = self._position(target)
 
-    def disconnect(self) -> None:
-        for name in self._partitions:
-            partition = self._broker.partitions.get(name)
-            if partition is not None and self in partition.consumers:
-                partition.consumers.remove(self)
-
-    def _start_at(self, start: Any) -> None:
-        for name in self._partitions:
-            self._next[name] = self._position(name, start)
-
-    def _position(self, name: TopicName, start: Any) -> Position:
-        log = self._broker.partition(name).log
+    def _position(self, start: Any) -> Position:
+        log = self._broker.partition(self.topic).log
+        inclusive = self._options["start_message_id_inclusive"]
         if isinstance(start, int):
             number = log.first_published_at(start)
-            at_end = Position(log.ledgers[-1][0], log.ledgers[-1][1])
-            return log.entries[number].position if number < len(log) else at_end
+            return log.entries[number].position if number < len(log) else Position(*log.ledgers[-1])
         position = Position(start.ledger_id(), start.entry_id(), start.batch_index())
         if position.ledger == pulsar.MessageId.latest.ledger_id():
             if not log.entries:
                 return NO_POSITION
             last = log.entries[-1].last_position
-            return last if self._inclusive else last.next
-        if self._inclusive:
+            return last if inclusive else last.next
+        if inclusive:
             return position
         number = log.first_at(position)
         batch = number < len(log) and log.entries[number].batched
         # A position without batch index comes before all messages of a batch, as in Pulsar.
         return position if batch and position.batch < 0 else position.next
 
-    def _find(self, name: TopicName) -> tuple[Entry, int, int] | None:
-        log = self._broker.partition(name).log
-        start = self._next[name]
-        for number in range(log.first_at(start), len(log)):
-            if number in log.erased:
-                continue
-            entry = log.entries[number]
-            for index in range(len(entry.messages)):
-                if entry.message_position(index) >= start:
-                    return entry, index, number
-        return None
+
+class ReaderCore(ConsumerCore):
+    """Core of a reader that starts at the message ID ``start``."""
+
+    def __init__(self, broker: Broker, topic: str, start: Any, options: dict[str, Any]) -> None:
+        self._start = start
+        own = {"consumer_name": options["reader_name"], "message_listener": None}
+        super().__init__(broker, [topic], {**options, **own})
+
+    read_next = ConsumerCore.receive
+    read_next_async = ConsumerCore.receive_async
+
+    def has_message_available(self) -> bool:
+        self._check_open()
+        with self._broker.lock:
+            return any(link.find() is not None for link in self._links)
+
+    def _connected(self, partition: TopicName) -> Any:
+        return ReaderLink(self._broker, partition, self._options, self._name, self._start)
+
+    def next_event_ms(self) -> int | None:
+        return None  # what is stored can be read at once
 
 
 # Bound here: an application may replace ``pulsar.Client`` with one of our clients.
@@ -420,17 +374,14 @@ _UNSUPPORTED = (
 
 
 class _ClientCore:
-    """Replacement of the C++ client below ``pulsar.Client``.
-
-    The configuration objects of the C++ client cannot be read, so the caller sets ``arguments`` to
-    the arguments that they were made from.
-    """
+    """Replacement of the C++ client below ``pulsar.Client``."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._opened: list[Any] = []
         self._closed = False
         self.lock = threading.RLock()
+        # Of the present call, because the configuration objects of the C++ client cannot be read.
         self.arguments: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -468,18 +419,12 @@ class _ClientCore:
         self._check_open()
         self.shutdown()
 
-    def shutdown(self) -> None:
+    def shutdown(self, *, kill: bool = False) -> None:
+        """Close everything, or end like a killed process: nothing is sent, no callback comes."""
         self._closed = True
         opened, self._opened = self._opened, []
         for item in opened:
-            item.shutdown()
-
-    def kill(self) -> None:
-        """End like a killed process: nothing else is sent, and no callback comes."""
-        self._closed = True
-        opened, self._opened = self._opened, []
-        for item in opened:
-            item.kill()
+            item.kill() if kill else item.shutdown()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -559,7 +504,8 @@ class MemoryClient(DelayLevelClient, PlainMemoryClient):
     :meth:`delaylevel.testing.MemoryPulsar.client` creates it. Pulsar's own Python code checks and
     encodes arguments and payloads; the level below it keeps them in memory. Not supported, and
     refused: topic patterns, table views, reader listeners, dead-letter policies, timeouts of
-    unacknowledged messages, acknowledgement by batch index, compaction, and encryption.
+    unacknowledged messages, acknowledgement by batch index, compaction, encryption, and pauses of a
+    message listener.
     """
 
     # Set by `MemoryPulsar`: it calls the handlers of listeners itself, without threads.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import _pulsar
@@ -22,10 +21,7 @@ NOTHING_TO_RECEIVE = (
 
 
 class Received:
-    """Replacement of the C++ message below ``pulsar.Message``, with the same methods.
-
-    ``number`` is the number of the entry in its log.
-    """
+    """Replacement of the C++ message below ``pulsar.Message``, with the same methods."""
 
     def __init__(
         self, topic: TopicName, entry: Entry, index: int, redeliveries: int, number: int
@@ -35,7 +31,7 @@ class Received:
         self._index = index
         self._stored = entry.messages[index]
         self._redeliveries = redeliveries
-        self.number = number
+        self.number = number  # of the entry in its log
 
     def data(self) -> bytes:
         return self._stored.value or b""
@@ -74,7 +70,6 @@ class Received:
         return self._redeliveries
 
     def int_schema_version(self) -> int:
-        """Return the schema version; -1 without a schema."""
         version = self._stored.schema_version
         return -1 if version is None else version
 
@@ -113,66 +108,13 @@ def asyncio_form(core: Any, name: str) -> Any:
     return run
 
 
-class Waiting:
-    """Coroutines that wait for the messages of a consumer or reader, in the order of their calls.
-
-    Args:
-        take: function that returns the next message; None if there is none now.
-        next_ms: function that returns the next time at which there may be one; None for never.
-    """
-
-    def __init__(
-        self,
-        broker: Broker,
-        take: Callable[[], Received | None],
-        next_ms: Callable[[], int | None],
-    ) -> None:
-        self._broker = broker
-        self._take = take
-        self._callbacks: deque[Callable[..., None]] = deque()
-        self.next_event_ms = next_ms
-
-    def add(self, callback: Callable[..., None], *, closed: bool) -> None:
-        """Wait for a message; ``callback(result, message)`` is called once."""
-        if closed:
-            callback(pulsar.Result.AlreadyClosed, None)
-            return
-        if not self._callbacks:
-            self._broker.timed_tasks.append(self)
-        self._callbacks.append(callback)
-        self._broker.run_due_tasks()
-
-    def run_due(self) -> bool:
-        """Give the messages that are there; return whether there was any."""
-        given = False
-        while self._callbacks:
-            with self._broker.lock:
-                message = self._take()
-            if message is None:
-                break
-            given = self._broker.asyncio_woken = True
-            self._callbacks.popleft()(pulsar.Result.Ok, message)
-        if given and not self._callbacks:
-            self._broker.timed_tasks.remove(self)
-        return given
-
-    def close(self) -> None:
-        """End the waits."""
-        callbacks, self._callbacks = self._callbacks, deque()
-        if callbacks:
-            self._broker.timed_tasks.remove(self)
-        for callback in callbacks:
-            callback(pulsar.Result.AlreadyClosed, None)
-
-
 LinkT = TypeVar("LinkT", bound=Link)
 
 
 class Core:
     """Replacement of a C++ object below the Python code of ``pulsar``, with the same methods.
 
-    Args:
-        options: all arguments of the call that created the object, by name.
+    ``options`` are all arguments of the call that created the object, by name.
     """
 
     def __init__(self, broker: Broker, topics: list[str], options: dict[str, Any]) -> None:
@@ -186,15 +128,12 @@ class Core:
         return asyncio_form(self, name)
 
     def topic(self) -> str:
-        """Return the full name of the topic; empty for several topics."""
         return self._topic
 
     def is_connected(self) -> bool:
-        """Return whether the object can be used."""
         return not self._closed
 
     def close(self) -> None:
-        """Disconnect; open batches are not sent, and unacknowledged messages are redelivered."""
         self._check_open()
         self.shutdown()
 

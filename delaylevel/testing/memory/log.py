@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 import _pulsar
@@ -84,14 +85,7 @@ class Entry:
 
 
 class Log:
-    """The entries of one partition, in ledgers.
-
-    Args:
-        new_ledger: function that returns the ID of a new ledger; IDs ascend in the whole cluster.
-
-    Attributes:
-        erased: numbers of the entries that no subscription needs any more. Nobody can read them.
-    """
+    """The entries of one partition, in ledgers, whose IDs ascend in the whole cluster."""
 
     def __init__(self, new_ledger: Callable[[], int], entries_per_ledger: int) -> None:
         self._new_ledger = new_ledger
@@ -99,8 +93,8 @@ class Log:
         self.ledgers: list[list[int]] = [[new_ledger(), 0]]
         self.entries: list[Entry] = []
         self.messages = self.size_bytes = 0
+        # Numbers of the entries that no subscription needs any more. Nobody can read them.
         self.erased: set[int] = set()
-        self._keys: list[tuple[int, int]] = []
 
     def append(
         self,
@@ -120,7 +114,6 @@ class Log:
         self.entries.append(entry)
         self.messages += len(messages)
         self.size_bytes += sum(len(message.value or b"") for message in messages)
-        self._keys.append((entry.ledger, entry.entry))
         return entry
 
     def __len__(self) -> int:
@@ -128,12 +121,13 @@ class Log:
 
     def first_at(self, position: Position) -> int:
         """Return the number of the first entry at or after the entry of a position."""
-        return bisect_left(self._keys, (position.ledger, position.entry))
+        place = position.ledger, position.entry
+        return bisect_left(self.entries, place, key=attrgetter("ledger", "entry"))
 
     def find(self, position: Position) -> int | None:
         """Return the number of the entry at a position, or None."""
         number = self.first_at(position)
-        if number < len(self._keys) and self._keys[number] == (position.ledger, position.entry):
+        if number < len(self) and self.entries[number].position == position.entry_start:
             return number
         return None
 
@@ -200,11 +194,7 @@ class Subscriber(Link, Protocol):
 
 
 class Subscription:
-    """State of one subscription; entries have the numbers of the log, from 0.
-
-    Args:
-        acknowledged: function that is called with the numbers of entries that were acknowledged.
-    """
+    """State of one subscription; entries have the numbers of the log, from 0."""
 
     def __init__(self, log: Log, start: int, acknowledged: Callable[[Iterable[int]], None]) -> None:
         self._log = log

@@ -26,15 +26,10 @@ _TEXT_BYTES = 3
 
 
 class OutgoingMessage(NamedTuple):
-    """A message to send: the result of Pulsar's own builder, and values that it hides.
-
-    Attributes:
-        sequence_id: sequence ID given by the application; None for the next.
-        deliver_at_ms: delivery time, given or computed from a delay, ms since the epoch; or None.
-    """
+    """A message to send: the result of Pulsar's own builder, and values that it hides."""
 
     built: Any
-    sequence_id: int | None
+    sequence_id: int | None  # as given by the application; None for the next
     deliver_at_ms: int | None
 
 
@@ -46,10 +41,7 @@ class _Item(NamedTuple):
 
 @dataclass
 class _Entry:
-    """Messages on their way to one entry, or to one entry per key with key-based batching.
-
-    A client that sends without waiting loses them if its process ends now.
-    """
+    """Messages on their way to an entry, or an entry per key; they are lost if the process ends."""
 
     publish_ms: int
     batched: bool
@@ -59,11 +51,7 @@ class _Entry:
 
 
 class ProducerLink:
-    """Connection of a producer to one partition.
-
-    Args:
-        index: number of the partition; -1 if the producer has only this topic.
-    """
+    """Connection of a producer to one partition, or with the index -1 to its only topic."""
 
     def __init__(
         self,
@@ -249,10 +237,7 @@ _MESSAGE_ARGUMENTS = inspect.signature(pulsar.Producer._build_msg)
 
 
 class MemoryProducer(pulsar.Producer):
-    """A ``pulsar.Producer`` that keeps messages in memory.
-
-    Pulsar's own code checks arguments and encodes payloads.
-    """
+    """A ``pulsar.Producer`` in memory: Pulsar's own code checks arguments and encodes payloads."""
 
     _clock: Clock
 
@@ -282,11 +267,9 @@ class ProducerCore(Core):
         return self._name
 
     def last_sequence_id(self) -> int:
-        """Return the greatest sequence ID that was stored in any partition."""
         return max(link.last_sequence_id for link in self._links)
 
     def is_connected(self) -> bool:
-        """Return whether all partitions accept messages."""
         return not self._closed and all(link.connected for link in self._links)
 
     def send(self, outgoing: OutgoingMessage) -> _pulsar.MessageId:
@@ -311,20 +294,11 @@ class ProducerCore(Core):
         self._broker.run_due_tasks()
 
     def flush(self) -> None:
-        """Store the open batches."""
         self._check_open()
         with self._broker.lock:
             for link in self._links:
                 link.flush()
         self._broker.run_due_tasks()
-
-    def flush_async(self, callback: Callable[[Any], None]) -> None:
-        """Store the open batches; call the callback with the result."""
-        if self._closed:
-            callback(pulsar.Result.AlreadyClosed)
-            return
-        self.flush()
-        callback(pulsar.Result.Ok)
 
     def kill(self) -> None:
         with self._broker.lock:

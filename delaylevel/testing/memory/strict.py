@@ -43,11 +43,6 @@ from .broker import Broker, Event
 from .log import Entry, StoredMessage
 
 
-class _Place(NamedTuple):
-    ledger: int
-    entry: int
-
-
 class _Handled(NamedTuple):
     """An ID that must be stored before its message is acknowledged."""
 
@@ -66,7 +61,7 @@ class StrictRules:
         self._broker = broker
         self._members: dict[TopicName, tuple[LevelTopicDescription, Member]] = {}
         self._changes = -1
-        self._last: dict[int, _Place] = {}  # where the last copy of a message was stored
+        self._last: dict[int, Position] = {}  # where the last copy of a message was stored
         self._handled: dict[tuple[TopicName, str, Position], _Handled] = {}
         self.violations: list[str] = []
         broker.watchers.append(self)
@@ -124,7 +119,7 @@ class StrictRules:
     def _stored(self, event: Event) -> None:
         for entry in event.entries:
             for message in entry.messages:
-                self._last[_trace(message)] = _Place(entry.ledger, entry.entry)
+                self._last[_trace(message)] = entry.position
         found = self._member(event.topic.without_partition)
         if found is not None and found[1].role is Role.OUTCOMES:
             self._check_outcomes(found[0], event)
@@ -146,11 +141,10 @@ class StrictRules:
     def _check_hop(
         self, description: LevelTopicDescription, topic: TopicName, entry: Entry
     ) -> None:
-        own = _Place(entry.ledger, entry.entry)
         for message in entry.messages:
             if self._may_be_dropped(description, message):
                 continue
-            if self._last.get(_trace(message), own) == own:
+            if self._last.get(_trace(message), entry.position) == entry.position:
                 self._violated(topic, entry, "is stored nowhere else")
 
     def _may_be_dropped(self, description: LevelTopicDescription, message: StoredMessage) -> bool:

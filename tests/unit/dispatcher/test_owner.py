@@ -12,7 +12,7 @@ from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import MissingTarget
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
-from delaylevel.testing.memory.client import ReaderCore
+from delaylevel.testing.memory.client import ReaderLink
 from delaylevel.testing.memory.dispatcher import MemoryDispatcher
 from delaylevel.topics.lifecycle import change_settings
 
@@ -74,15 +74,15 @@ def test_a_new_owner_that_reads_its_journal_in_part_publishes_nothing(
     memory.advance(HOUR)
     index = producer.description.window_partition("k", "")
     journal = producer.description.journal_topic.partition(index)
-    find = ReaderCore._find
+    find = ReaderLink.find
 
-    def without_the_last(self: ReaderCore, name: Any) -> Any:
-        found = find(self, name)
-        last = len(self._broker.partition(name).log) - 1
-        return None if name == journal and found is not None and found[2] == last else found
+    def without_the_last(self: ReaderLink) -> Any:
+        found = find(self)
+        last = len(self._broker.partition(self.topic).log) - 1
+        return None if self.topic == journal and found is not None and found[2] == last else found
 
     with monkeypatch.context() as patch:
-        patch.setattr(ReaderCore, "_find", without_the_last)
+        patch.setattr(ReaderLink, "find", without_the_last)
         with pytest.raises(BrokerError, match="was delivered only up to"):
             memory.advance(HOUR)
     memory.advance(10 * HOUR)

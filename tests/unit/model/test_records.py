@@ -75,7 +75,7 @@ def test_every_hop_keeps_what_it_does_not_add(
     again = found.parked_again_properties(parked)
     assert Envelope.read(again, "t:9:9:9") == found
     assert application_properties(again) == application
-    held = found.held_again().parked_properties(application)
+    held = found._replace(attempt=found.attempt + 1).parked_properties(application)
     assert Envelope.read(held) == found._replace(attempt=found.attempt + 1)
 
 
