@@ -46,20 +46,17 @@ class SteadyClock:
 
     Args:
         clock: the clock to follow. It has to be right at the first call.
-
-    Attributes:
-        wall_ms: the present time of that clock itself, ms since the epoch.
     """
 
     def __init__(self, clock: Clock) -> None:
-        # This runs some ten times for each message.
-        self.wall_ms = clock.now_ms
+        self.wall_ms = clock.now_ms  # the present time of that clock itself
         self.monotonic_s = time.monotonic if isinstance(clock, SystemClock) else clock.monotonic_s
         self._offset_ms = clock.now_ms() - 1000 * self.monotonic_s()
         self._ahead_since_s: float | None = None
 
     def now_ms(self) -> int:
         """Return the present time in milliseconds since the epoch, UTC."""
+        # This runs some ten times for each message.
         passed_s, now_ms = self.monotonic_s(), self.wall_ms()
         offset_ms = now_ms - 1000 * passed_s
         since_s = self._ahead_since_s

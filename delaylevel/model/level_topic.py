@@ -170,8 +170,13 @@ OUTCOMES_SUFFIX = "-outcomes"
 #: Attributes for live queries that are no properties.
 SIZE_ATTRIBUTE, DELAY_ATTRIBUTE = "size", "delay"
 
-# Members of the description with a setting, and those with one for each target.
-_SETTINGS = ("on_missing_target", "attribute", "expire_after_ms", "expired")
+# Members of the description with a setting, and their defaults; and those with one for each target.
+_SETTINGS: dict[str, str | int] = {
+    "on_missing_target": "hold",
+    "attribute": SIZE_ATTRIBUTE,
+    "expire_after_ms": 0,
+    "expired": "drop",
+}
 _BY_TARGET = ("paused", "resumed")
 
 #: Bytes of the broker's limit that producers leave free in each parked message, for everything that
@@ -423,16 +428,11 @@ class LevelTopicDescription:
             "hold_pause_ms": self.hold_pause_ms,
             "window_partitions": self.window_partitions,
         }
-        if self.on_missing_target is not MissingTarget.HOLD:
-            value["on_missing_target"] = self.on_missing_target.value
         if self.former:
             value["former"] = [self._with_topics(levels) for levels in self.former]
-        if self.attribute != SIZE_ATTRIBUTE:
-            value["attribute"] = self.attribute
-        if self.expire_after_ms:
-            value["expire_after_ms"] = self.expire_after_ms
-        if self.expired is not Expired.DROP:
-            value["expired"] = self.expired.value
+        for name, default in _SETTINGS.items():
+            if getattr(self, name) != default:  # the choices are texts, too
+                value[name] = getattr(self, name)
         value.update(self.pauses.to_json())
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
@@ -473,6 +473,7 @@ class LevelTopicDescription:
         try:
             value = json.loads(text)
             _check_format(topic, value["version"])
+            value = {**_SETTINGS, **value}
             _apply_settings(value, properties)
             targets = value["targets"]
             if not (isinstance(targets, list) and all(isinstance(item, str) for item in targets)):
@@ -488,11 +489,11 @@ class LevelTopicDescription:
                 final_window=FinalWindow(value["final_window"]),
                 hold_pause_ms=int(value["hold_pause_ms"]),
                 window_partitions=int(value["window_partitions"]),
-                on_missing_target=MissingTarget(value.get("on_missing_target", "hold")),
+                on_missing_target=MissingTarget(value["on_missing_target"]),
                 former=tuple(Levels.from_json(item) for item in value.get("former", ())),
-                attribute=_text(value.get("attribute", SIZE_ATTRIBUTE)),
-                expire_after_ms=int(value.get("expire_after_ms", 0)),
-                expired=Expired(value.get("expired", "drop")),
+                attribute=_text(value["attribute"]),
+                expire_after_ms=int(value["expire_after_ms"]),
+                expired=Expired(value["expired"]),
                 pauses=Pauses.from_json(value),
                 reserve=int(value["reserve"]),
             )
@@ -518,10 +519,7 @@ class LevelTopicDescription:
         """Return everything that can be changed at any time, but for the targets."""
         pauses = self.pauses.to_json()
         return {
-            "on_missing_target": self.on_missing_target.value,
-            "attribute": self.attribute,
-            "expire_after_ms": self.expire_after_ms,
-            "expired": self.expired.value,
+            **{name: getattr(self, name) for name in _SETTINGS},
             **{
                 f"{member}.{target}": value
                 for member in _BY_TARGET

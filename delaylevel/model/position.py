@@ -15,18 +15,11 @@ _TEXT = re.compile(r"(-?[0-9]+):(-?[0-9]+)(?::(-?[0-9]+))?")
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """The position of a message in its partition; positions are ordered.
+    """The position of a message in its partition; positions are ordered."""
 
-    Attributes:
-        ledger: ledger ID; -1 is before all ledgers.
-        entry: entry ID in the ledger, from 0; -1 is before the first entry.
-        batch: index in a batched entry, from 0; -1 for an unbatched entry, and, as a bound, for
-            the start of the whole entry.
-    """
-
-    ledger: int
-    entry: int
-    batch: int = -1
+    ledger: int  # -1 is before all ledgers
+    entry: int  # in the ledger, from 0; -1 is before the first entry
+    batch: int = -1  # from 0; -1 for an unbatched entry, and, as a bound, for a whole entry's start
 
     @classmethod
     def parse(cls, text: str) -> Position:

@@ -294,12 +294,7 @@ class TimeBucketTracker:
         return rows.shape[1]
 
     def put(self, rows: Rows) -> None:
-        """Track many messages, also those that are due already.
-
-        Args:
-            rows: due times, ms since the epoch, below 2**62, and ledger and entry IDs in
-                [0, 2**62), shape (3, n).
-        """
+        """Track many messages, also those that are due already; the caller checks their range."""
         self._put(rows, self._clock())
 
     def get_scheduled_messages(
@@ -320,11 +315,7 @@ class TimeBucketTracker:
         return rows[LEDGER].copy(), rows[ENTRY].copy()  # a view would keep further rows
 
     def take(self, max_messages: int, now_ms: int | None = None) -> Rows:
-        """Remove and return due messages like `get_scheduled_messages`, with truncated due times.
-
-        Returns:
-            Due times, ledger IDs and entry IDs, shape (3, k).
-        """
+        """Remove and return due messages as `get_scheduled_messages`, with truncated due times."""
         if max_messages < 0:
             raise InvalidInputError(f"max_messages must not be negative, got {max_messages}")
         now = self._clock() if now_ms is None else now_ms
@@ -348,14 +339,9 @@ class TimeBucketTracker:
         return np.concatenate(parts, axis=1) if parts else empty_rows()
 
     def prepare(self, now_ms: int | None = None, max_rows: int = _LOAD_ROWS) -> bool:
-        """Decode some of the rows due within the next seconds, as every get does.
+        """Decode about ``max_rows`` rows due within the next seconds, as every get does.
 
-        Args:
-            now_ms: current time, ms since the epoch; None for the clock's time.
-            max_rows: approximate number of rows to decode.
-
-        Returns:
-            True if more rows remain to be decoded.
+        Return True if more rows remain to be decoded.
         """
         now = self._clock() if now_ms is None else now_ms
         horizon = now + _LOOKAHEAD_MS

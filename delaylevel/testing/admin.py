@@ -36,8 +36,6 @@ class MemoryAdmin(TopicAdmin):
         self._broker = broker
         self._lock = broker.lock
 
-    # -- TopicAdmin
-
     def within(self, timeout_s: float) -> MemoryAdmin:
         return self
 
@@ -108,7 +106,6 @@ class MemoryAdmin(TopicAdmin):
             return [LedgerInfo(*each) for each in log.ledgers], len(log.entries)
 
     def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
-        """Return the number of messages of each partition; nothing if there is no topic."""
         with self._lock:
             found = self._broker.existing_partitions(topic)
             return {item.name: item.log.messages for item in found}
@@ -148,12 +145,8 @@ class MemoryAdmin(TopicAdmin):
         return self._broker.policies_of(namespace)
 
     def broker_settings(self) -> BrokerSettings:
-        """Return the default settings of a standalone broker."""
         return BrokerSettings(
-            cluster="memory",
-            topic_policies=True,
-            max_partitions=0,
-            subscription_expiration_min=0,
+            cluster="memory", topic_policies=True, max_partitions=0, subscription_expiration_min=0
         )
 
     def topic_policies(self, topic: TopicName) -> TopicPolicies:
@@ -175,7 +168,6 @@ class MemoryAdmin(TopicAdmin):
     # -- operator calls, named as in delaylevel.cluster.rest.admin.Admin
 
     def list_topics(self, namespace: str) -> list[TopicName]:
-        """Return all partitions and all non-partitioned topics of a namespace, sorted."""
         return self._in_namespace(namespace, self._broker.partitions)
 
     def delete(self, topic: TopicName, *, force: bool = False) -> None:
@@ -183,9 +175,6 @@ class MemoryAdmin(TopicAdmin):
 
         Connected clients reconnect. This recreates the topic, empty and not partitioned, as on a
         broker with automatic topic creation.
-
-        Raises:
-            ConflictError: clients are connected, and ``force`` is False.
         """
         with self._lock:
             self._broker.delete(topic, force=force)
@@ -216,18 +205,13 @@ class MemoryAdmin(TopicAdmin):
                 partition.producers.clear()
 
     def subscriptions(self, topic: TopicName) -> list[str]:
-        """Return the names of the subscriptions of a topic, sorted."""
         with self._lock:
             return sorted({name for item in self._all(topic) for name in item.subscriptions})
 
     def delete_subscription(
         self, topic: TopicName, subscription: str, *, force: bool = False
     ) -> None:
-        """Delete a subscription on every partition.
-
-        Raises:
-            ConflictError: it has consumers, and ``force`` is False.
-        """
+        """Delete a subscription on every partition; if it has consumers, only with ``force``."""
         with self._lock:
             for partition in self._all(topic):
                 found = partition.subscriptions.get(subscription)

@@ -45,10 +45,6 @@ def small_broker(directory: Path, **options: Any) -> EmbeddedBroker:
     """Return a small broker that ends with this process; it is not started.
 
     The environment variable ``DELAYLEVEL_BROKER_VERSION`` names another version of its server.
-
-    Args:
-        directory: directory for its data.
-        options: further arguments of `EmbeddedBroker`.
     """
     settings: dict[str, Any] = {
         "conf": CONF,
@@ -77,11 +73,7 @@ def start_or_skip(broker: EmbeddedBroker) -> EmbeddedBroker:
 
 
 def new_namespace(connection: Connection) -> str:
-    """Create a namespace ``public/test-…``, and return its name.
-
-    Raises:
-        BrokerError: the broker does not create it.
-    """
+    """Create a namespace ``public/test-…``, and return its name."""
     name = f"public/test-{uuid.uuid4().hex[:12]}"
     with urllib3.PoolManager(timeout=30) as http:
         answer = http.request("PUT", f"{connection.admin_url}/admin/v2/namespaces/{name}")

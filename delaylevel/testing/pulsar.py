@@ -73,31 +73,25 @@ class MemoryListener:
         self.running = 0
 
     def start(self) -> None:
-        """Subscribe."""
         self._consumers = [subscribe(0) for subscribe in self._subscribe]
         self._all.append(self)
 
     @property
     def alive(self) -> bool:
-        """True until the listener is stopped."""
         return self in self._all
 
     @property
     def ready(self) -> bool:
-        """True while the listener is subscribed."""
         return self.alive and all(consumer.is_connected() for consumer in self._consumers)
 
     def stop(self) -> None:
-        """Receive no more messages."""
         if self in self._all:
             self._all.remove(self)
 
     def join(self, until_s: float) -> bool:
-        """Return True: no handler runs outside a step."""
-        return True
+        return True  # no handler runs outside a step
 
     def close(self) -> None:
-        """Close the consumers."""
         consumers, self._consumers = self._consumers, []
         for consumer in consumers:
             close_quietly(consumer, "consumer")
@@ -220,7 +214,6 @@ class Listening:
         self._running.clear()
 
     def close(self) -> None:
-        """Close the event loop."""
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.run_until_complete(loop.shutdown_asyncgens())
@@ -435,7 +428,7 @@ class MemoryPulsar:
                 disconnected, as when it is killed: use new clients, and call :meth:`listen` again.
         """
         if self._broker.events_left == 0:
-            self._kill()
+            self._end(kill=True)
         self._broker.events_left = events
 
     def listen(self, app: Listeners) -> None:
@@ -469,12 +462,8 @@ class MemoryPulsar:
                 now_ms = self.clock.now_ms()
                 if now_ms >= target_ms:
                     return movers.report
-                events = [
-                    movers.next_event_ms(),
-                    self._broker.next_event_ms(),
-                    self._listening.next_event_ms(),
-                ]
-                next_ms = earliest(events)
+                working = (movers, self._broker, self._listening)
+                next_ms = earliest(each.next_event_ms() for each in working)
                 next_ms = target_ms if next_ms is None else max(next_ms, now_ms + 1)
                 self.clock.move_to(min(next_ms, target_ms))
 
@@ -518,29 +507,22 @@ class MemoryPulsar:
         """
         return sorted(self._stored(TopicName.parse(topic), due=True), key=attrgetter("at"))
 
-    def _kill(self) -> None:
-        """Disconnect everything, as if its process was killed."""
-        apps, self._apps = self._apps, []
-        for app, client, clock in apps:
-            app._forget()
-            app.client, app.clock = client, clock
-        self._listening.forget()
-        clients, self._clients = self._clients, []
-        for each in clients:
-            each._client.shutdown(kill=True)
-
     def close(self) -> None:
         """Close every client, and the listeners on them."""
         self.crash_after(None)
+        self._end(kill=False)
+        self._check_rules()
+
+    def _end(self, *, kill: bool) -> None:
+        """Close everything, or disconnect it as if its process was killed."""
         apps, self._apps = self._apps, []
         for app, client, clock in apps:
-            app.close()
+            app._forget() if kill else app.close()
             app.client, app.clock = client, clock
-        self._listening.close()
+        self._listening.forget() if kill else self._listening.close()
         clients, self._clients = self._clients, []
-        for client in clients:
-            client.shutdown()
-        self._check_rules()
+        for each in clients:
+            each._client.shutdown(kill=True) if kill else each.shutdown()
 
     def _check_rules(self) -> None:
         violations, self._rules.violations = self._rules.violations, []

@@ -271,11 +271,7 @@ class SegmentFile:
     @classmethod
     @contextmanager
     def reading(cls, path: Path) -> Iterator[SegmentFile]:
-        """Open a file that another thread may write or delete, and read its complete runs.
-
-        Raises:
-            FileNotFoundError: it was deleted, because all its runs are open or used up.
-        """
+        """Open a file that another thread may write, or delete once its runs are used up."""
         file = cls(path, open)
         file._handle, file._users = os.open(path, os.O_RDONLY), 1
         try:

@@ -93,12 +93,7 @@ class FrozenRows:
         cursors: Sequence[FileCursor] = (),
         files: Sequence[tuple[Path, list[Run]]] = (),
     ) -> None:
-        """Add rows.
-
-        Args:
-            parts: rows in memory, each part in due order.
-            unsorted: function that returns further ones, which the thread that asks sorts.
-        """
+        """Add parts in due order, and a function for rows that the thread that asks sorts."""
         self._sorted += parts
         self._unsorted.append(unsorted)
         duplicates: dict[Path, SegmentFile] = {}
@@ -136,11 +131,7 @@ class FrozenRows:
     def table(self, before_ms: int | None = None) -> pa.Table:
         """Return the rows in due order, equal due times by position, without their payloads.
 
-        Args:
-            before_ms: an earlier end of the range, ms since the epoch.
-
-        Raises:
-            FileNotFoundError: a file was used up meanwhile. Make a new instance.
+        A FileNotFoundError says that a file was used up meanwhile: make a new instance.
         """
         wanted = self.wanted
         if before_ms is not None:
@@ -162,10 +153,8 @@ class FrozenRows:
         return found if index is None else found.take(index)
 
     def counts(self, edges_ms: Int64s) -> Int64s:
-        """Return the number of rows due before each edge, whatever their attributes.
-
-        Errors as for `table`.
-        """
+        """Return the number of rows due before each edge; errors as for `table`."""
+        # Whatever their attributes.
         wanted = Range(self.wanted.from_ms, self.wanted.before_ms)
 
         def counted(file: SegmentFile, run: Run, taken: int) -> Int64s:

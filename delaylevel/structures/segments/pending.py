@@ -337,9 +337,6 @@ class PendingSegments:
     ) -> None:
         """Add rows in any order, with their payloads: all of them, or none.
 
-        A full disk never refuses a single row for its size alone: it counts as at most half of the
-        budget.
-
         Args:
             attribute: numbers, shape (n,); None for the sizes of the payloads.
             force: True for rows that are in memory already, wherever they wait: they may exceed
@@ -362,6 +359,7 @@ class PendingSegments:
         if self._memory.memory_bytes + cost > limit:
             self._spill()
         if self._error is not None and not force:
+            # A full disk never refuses a single row for its size alone.
             counted = cost if fresh.count > 1 else min(cost, self.budget_bytes // 2)
             if self.memory_bytes + counted > self.budget_bytes:
                 raise self._refused(self._error)
@@ -388,9 +386,6 @@ class PendingSegments:
         """Remove due rows; return their due times and positions, in due order, and their payloads.
 
         Large payloads end it early: of the rows that are due, some may be left.
-
-        Raises:
-            DamagedSegmentError: a spill file is truncated or missing.
         """
         now = self._clock() if now_ms is None else now_ms
         rows = self.tracker.take(max_rows, now)

@@ -47,13 +47,13 @@ MAX_MESSAGE_BYTES = 5 * 1024 * 1024  # the default of a real broker
 
 
 class TimedTask(Protocol):
-    """A task that runs by time, such as an open batch or a listener."""
+    """A task that runs by time, such as an open batch or a listener.
 
-    def next_event_ms(self) -> int | None:
-        """Return the time of the next work, ms since the epoch; None for never."""
+    It tells the time of its next work, ms, None for never; and after a run if there was any work.
+    """
 
-    def run_due(self) -> bool:
-        """Run the work that is due now; return whether there was any."""
+    def next_event_ms(self) -> int | None: ...
+    def run_due(self) -> bool: ...
 
 
 class Event(NamedTuple):

@@ -20,7 +20,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 
 from .broker import Broker
-from .core import NOTHING_TO_RECEIVE, Core, Received, asyncio_form, connect_all
+from .core import NOTHING_TO_RECEIVE, Core, Received, asyncio_form
 from .log import NO_POSITION, Entry, message_id
 from .producer import MemoryProducer, ProducerCore
 
@@ -124,7 +124,7 @@ class ConsumerCore(Core):
         self._turn = 0
         self.deliver: Callable[[Received], None] | None = None  # calls the listener
         self._callbacks: deque[Callable[..., None]] = deque()  # of coroutines that wait
-        self._links: list[Any] = connect_all(map(self._connected, self._partitions))
+        self._connect(map(self._link, self._partitions))
         if options["message_listener"]:
             broker.timed_tasks.append(self)
 
@@ -206,8 +206,7 @@ class ConsumerCore(Core):
         self._broker.run_due_tasks()
 
     def disconnect(self) -> None:
-        for link in self._links:
-            link.disconnect()
+        super().disconnect()
         if self in self._broker.timed_tasks:
             self._broker.timed_tasks.remove(self)
 
@@ -233,7 +232,7 @@ class ConsumerCore(Core):
                 self._callbacks.popleft()(pulsar.Result.Ok, message)
         return called
 
-    def _connected(self, partition: TopicName) -> Any:
+    def _link(self, partition: TopicName) -> Any:
         return ConsumerLink(self._broker, partition, self._options, self._name)
 
     def _next(self) -> Received | None:
@@ -266,8 +265,6 @@ class ConsumerCore(Core):
 
 class ReaderLink:
     """Connection of a reader to one partition, from a start on."""
-
-    properties: dict[str, str] = {}  # noqa: RUF012 - a reader has none
 
     def __init__(
         self, broker: Broker, topic: TopicName, options: dict[str, Any], name: str, start: Any
@@ -351,7 +348,7 @@ class ReaderCore(ConsumerCore):
         with self._broker.lock:
             return any(link.find() is not None for link in self._links)
 
-    def _connected(self, partition: TopicName) -> Any:
+    def _link(self, partition: TopicName) -> Any:
         return ReaderLink(self._broker, partition, self._options, self._name, self._start)
 
     def next_event_ms(self) -> int | None:
@@ -476,7 +473,8 @@ class PlainMemoryClient(pulsar.Client):
             consumer = super().subscribe(topic, subscription_name, *args, **kwargs)
         listener = arguments["message_listener"]
         if listener:
-            consumer._consumer.deliver = _listener_callback(listener, consumer)
+            core = consumer._consumer
+            core.deliver = partial(pulsar._listener_wrapper(listener, arguments["schema"]), core)
             self._broker.run_due_tasks()
         return consumer
 
@@ -523,17 +521,3 @@ def _bind(
 
 # Cached: reading a signature takes longer than all the rest of a call.
 _signature = lru_cache(inspect.signature)
-
-
-def _listener_callback(
-    listener: Callable[[Any, Any], Any], consumer: Any
-) -> Callable[[Received], None]:
-    """Return a function that calls the application's listener with a received message."""
-
-    def deliver(received: Received) -> None:
-        message = pulsar.Message()
-        message._message = received
-        message._schema = consumer._schema
-        listener(consumer, message)
-
-    return deliver

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import _pulsar
 import pulsar
@@ -108,9 +108,6 @@ def asyncio_form(core: Any, name: str) -> Any:
     return run
 
 
-LinkT = TypeVar("LinkT", bound=Link)
-
-
 class Core:
     """Replacement of a C++ object below the Python code of ``pulsar``, with the same methods.
 
@@ -123,6 +120,7 @@ class Core:
         self._topic = TopicName.parse(topics[0]).full if len(topics) == 1 else ""
         self._options = options
         self._closed = False
+        self._links: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         return asyncio_form(self, name)
@@ -152,21 +150,18 @@ class Core:
 
     def disconnect(self) -> None:
         """Disconnect from all partitions."""
-        raise NotImplementedError
+        for link in self._links:
+            link.disconnect()
+
+    def _connect(self, links: Iterable[Link]) -> None:
+        """Create links, which connect to their partitions; if one fails, disconnect the others."""
+        try:
+            for link in links:
+                self._links.append(link)
+        except pulsar.PulsarException:
+            self.disconnect()
+            raise
 
     def _check_open(self) -> None:
         if self._closed:
             raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")
-
-
-def connect_all(links: Iterable[LinkT]) -> list[LinkT]:
-    """Create links, which connect to their partitions; if one fails, disconnect the others."""
-    connected: list[LinkT] = []
-    try:
-        for link in links:
-            connected.append(link)
-    except pulsar.PulsarException:
-        for link in connected:
-            link.disconnect()
-        raise
-    return connected

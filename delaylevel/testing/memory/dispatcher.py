@@ -41,14 +41,7 @@ SETTINGS = DispatchSettings(directory=Path())
 
 
 class MemoryDispatcher:
-    """Dispatcher of the window topic of one level topic.
-
-    Args:
-        client: an in-memory client, which stays open.
-
-    Raises:
-        AlreadyRunningError: another dispatcher has a window partition.
-    """
+    """Dispatcher of the window topic of one level topic; the client stays open."""
 
     def __init__(
         self, client: Any, admin: TopicAdmin, broker: Broker, description: LevelTopicDescription
@@ -148,15 +141,16 @@ class _WindowPartition:
         return True
 
     def next_event_ms(self) -> int | None:
-        """Return the time of the next work, ms since the epoch; None for never."""
         if self._fetcher is None or self._ended:
             return None
-        due_ms = self._time.broker_ms(self._owner.next_due_ms)
-        look_ms = None if self._look_s is None else self._time.wall_ms(self._look_s)
-        return earliest((due_ms, look_ms))
+        clock, left_ms = self._broker.clock, list[int]()
+        if (due_ms := self._owner.next_due_ms) is not None:
+            left_ms.append(due_ms - self._time.steady.now_ms())
+        if self._look_s is not None:
+            left_ms.append(math.ceil((self._look_s - clock.monotonic_s()) * 1000))
+        return clock.now_ms() + max(min(left_ms), 0) if left_ms else None
 
     def close(self) -> None:
-        """Finish what is in flight, and give up the partition."""
         owner = self._owner
         try:
             if self._fetcher is not None and not self._ended:
@@ -231,17 +225,6 @@ class _StepTime:
         now_s = self._clock.monotonic_s()
         self._last_s = now_s if now_s > self._last_s else math.nextafter(self._last_s, math.inf)
         return self._last_s
-
-    def broker_ms(self, at_ms: int | None) -> int | None:
-        """Return the broker's time at a time of the dispatcher's clock, ms since the epoch."""
-        if at_ms is None:
-            return None
-        return self._clock.now_ms() + max(at_ms - self.steady.now_ms(), 0)
-
-    def wall_ms(self, at_s: float) -> int:
-        """Return the wall-clock time at a monotonic time, ms since the epoch, rounded up."""
-        left_s = at_s - self._clock.monotonic_s()
-        return self._clock.now_ms() + max(math.ceil(left_s * 1000), 0)
 
 
 class _ReportedStats(SharedOwnerStats):

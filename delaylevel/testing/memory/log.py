@@ -23,41 +23,28 @@ NO_POSITION = Position(-1, -1)
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """A message as its producer sent it.
+    """A message as its producer sent it."""
 
-    Attributes:
-        value: the payload; None for a null value.
-        key, ordering_key: the keys; empty without one.
-        event_ms: the application's event time, ms since the epoch; 0 without one.
-        schema_version: version of its schema; None for plain bytes.
-    """
-
-    value: bytes | None
+    value: bytes | None  # None for a null value
     properties: Mapping[str, str]
-    key: str
+    key: str  # empty without one, as the ordering key
     ordering_key: str
-    event_ms: int
+    event_ms: int  # the application's event time; 0 without one
     producer: str
-    schema_version: int | None
+    schema_version: int | None  # None for plain bytes
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a ledger; all times are ms since the epoch.
-
-    Attributes:
-        batched: True for a batch, even of one message.
-        publish_ms: publish time by the producer's clock; of a batch, that of its first message.
-        deliver_at_ms: delivery time for Shared and Key_Shared subscriptions, or None.
-    """
+    """An entry of a ledger."""
 
     ledger: int
     entry: int
     messages: tuple[StoredMessage, ...]
-    batched: bool
-    publish_ms: int
+    batched: bool  # True for a batch, even of one message
+    publish_ms: int  # by the producer's clock; of a batch, that of its first message
     stored_ms: int
-    deliver_at_ms: int | None
+    deliver_at_ms: int | None  # for Shared and Key_Shared subscriptions
 
     @property
     def position(self) -> Position:
@@ -174,14 +161,9 @@ class Link(Protocol):
     """Connection of a producer, consumer or reader to one partition."""
 
     @property
-    def name(self) -> str:
-        """Name of the producer, consumer or reader."""
-
-    def reconnect(self) -> None:
-        """Connect again after the partition or subscription was deleted."""
-
-    def disconnect(self) -> None:
-        """Disconnect from the partition."""
+    def name(self) -> str: ...
+    def reconnect(self) -> None: ...
+    def disconnect(self) -> None: ...
 
 
 class Subscriber(Link, Protocol):
@@ -189,8 +171,7 @@ class Subscriber(Link, Protocol):
 
     properties: dict[str, str]
 
-    def drop_queue(self) -> None:
-        """Drop the messages that the application has not received yet."""
+    def drop_queue(self) -> None: ...
 
 
 class Subscription:

@@ -16,7 +16,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client_calls import error_of, result_of
 
 from .broker import MAX_MESSAGE_BYTES, Broker, Partition
-from .core import Core, connect_all
+from .core import Core
 from .log import NO_POSITION, Entry, StoredMessage, message_id
 
 Callback = Callable[[Any, Any], Any]
@@ -258,7 +258,7 @@ class ProducerCore(Core):
         self._name: str = options["producer_name"] or broker.new_name("memory")
         self._current = -1  # index of the link in round-robin routing
         single = [name.full for name in self._partitions] == [self._topic]
-        self._links = connect_all(
+        self._connect(
             ProducerLink(broker, name, -1 if single else index, options, self._name)
             for index, name in enumerate(self._partitions)
         )
@@ -267,7 +267,7 @@ class ProducerCore(Core):
         return self._name
 
     def last_sequence_id(self) -> int:
-        return max(link.last_sequence_id for link in self._links)
+        return int(max(link.last_sequence_id for link in self._links))
 
     def is_connected(self) -> bool:
         return not self._closed and all(link.connected for link in self._links)
@@ -306,15 +306,11 @@ class ProducerCore(Core):
                 link.forget()
         super().kill()
 
-    def disconnect(self) -> None:
-        for link in self._links:
-            link.disconnect()
-
     def _publish(self, outgoing: OutgoingMessage, callback: Callback) -> ProducerLink | None:
         if self._closed:
             callback(pulsar.Result.AlreadyClosed, message_id(NO_POSITION))
             return None
-        link = self._links[self._choose(outgoing)]
+        link: ProducerLink = self._links[self._choose(outgoing)]
         built = outgoing.built
         stored = StoredMessage(
             None if built.has_null_value() else built.data(),

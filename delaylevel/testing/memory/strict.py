@@ -51,11 +51,7 @@ class _Handled(NamedTuple):
 
 
 class StrictRules:
-    """A watcher of a broker that records what is stored or acknowledged too early.
-
-    Attributes:
-        violations: a sentence for each.
-    """
+    """A watcher of a broker that records what is stored or acknowledged too early."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -63,7 +59,7 @@ class StrictRules:
         self._changes = -1
         self._last: dict[int, Position] = {}  # where the last copy of a message was stored
         self._handled: dict[tuple[TopicName, str, Position], _Handled] = {}
-        self.violations: list[str] = []
+        self.violations: list[str] = []  # a sentence for each
         broker.watchers.append(self)
 
     def __call__(self, event: Event) -> None:
