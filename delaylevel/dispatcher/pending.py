@@ -16,8 +16,8 @@ from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
-from delaylevel.structures.id_columns import IdColumns, Mask
-from delaylevel.structures.id_set import RemovableIds, contained, to_array
+from delaylevel.structures.id_columns import IdColumns, Mask, contained, to_array
+from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import DUE, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -139,8 +138,13 @@ class Deduplicator:
     def save_all(self, ids: npt.ArrayLike, key: str) -> None:
         """Remember many IDs, as ``save`` does for each in turn."""
         found = self._generations(key)
-        for _ in self._save_new(found, _checked_ids(ids), lambda new: found.current.contains(new)):
-            pass
+        values = _checked_ids(ids)
+        for start in range(0, values.size, _BATCH_SIZE):
+            batch = values[start : start + _BATCH_SIZE]
+            while batch.size:
+                distinct, first = _distinct(batch)
+                fresh = ~found.current.contains(distinct)
+                batch = self._fill(found, batch, distinct[fresh], first[fresh])
 
     def deduplicate_and_save(self, ids: npt.ArrayLike, key: str) -> npt.NDArray[np.int64]:
         """Return the new IDs and remember them, as ``is_duplicate_and_save`` does for each.
@@ -158,8 +162,17 @@ class Deduplicator:
         found = self._generations(key)
         values = _checked_ids(ids)
         self._check_amount(values.size)
-        saved = self._save_new(found, values, found.contains)
-        parts = [batch[np.sort(first)] for batch, first in saved]
+        parts: list[Ids] = []
+        for start in range(0, values.size, _BATCH_SIZE):
+            batch = values[start : start + _BATCH_SIZE]
+            while batch.size:
+                distinct, first = _distinct(batch)
+                fresh = ~found.contains(distinct)
+                order = first[fresh]
+                rest = self._fill(found, batch, distinct[fresh], order)
+                order = np.sort(order[order < batch.size - rest.size])
+                parts.append(batch[order])
+                batch = rest
         return np.concatenate([np.empty(0, dtype=np.uint64), *parts]).astype(np.int64)
 
     def reconstruct(self, ids: npt.ArrayLike, key: str) -> None:
@@ -227,27 +240,29 @@ class Deduplicator:
             found = self._keys[_checked_key(key)] = _Generations()
         return found
 
-    def _save_new(
-        self, found: _Generations, values: Ids, contains: Callable[[Ids], Mask]
-    ) -> Iterator[tuple[Ids, npt.NDArray[np.int64]]]:
-        """Save the IDs that a function does not know; yield batches and the indices of such IDs."""
+    def _fill(
+        self, found: _Generations, values: Ids, fresh: Ids, first: npt.NDArray[np.int64]
+    ) -> Ids:
+        """Save the fresh IDs up to the next flip; return the rest of ``values``.
+
+        The caller checks the rest again: the flip forgets a generation.
+
+        Args:
+            fresh: the IDs to save, sorted and distinct.
+            first: index in ``values`` of the first occurrence of each fresh ID.
+        """
         found.saved = b""
-        for start in range(0, values.size, _BATCH_SIZE):
-            batch = values[start : start + _BATCH_SIZE]
-            while batch.size:
-                distinct, first = _distinct(batch)
-                fresh = ~contains(distinct)
-                distinct, first = distinct[fresh], first[fresh]
-                room = max(self._half - found.current.size, 0)
-                cut = batch.size
-                if first.size > room:
-                    cut = int(np.partition(first, room)[room])
-                    distinct, first = distinct[first < cut], first[first < cut]
-                found.current.update(distinct)
-                yield batch, first
-                if cut < batch.size:
-                    found.flip()  # forgets a generation, so the rest is checked again
-                batch = batch[cut:]
+        room = max(self._half - found.current.size, 0)
+        if fresh.size <= room:
+            found.current.update(fresh)
+            return values[:0]
+        if room:
+            cut = int(np.partition(first, room)[room])
+            found.current.update(fresh[first < cut])
+        else:
+            cut = int(first.min())
+        found.flip()
+        return values[cut:]
 
     def _check_amount(self, amount: int) -> None:
         if amount > self.capacity:

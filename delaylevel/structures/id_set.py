@@ -18,8 +18,6 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from .rows import Int64s
-
 Ids: TypeAlias = "npt.NDArray[np.uint64]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
@@ -40,13 +38,8 @@ _MAX_RECENT = 16_384
 _MAX_RECENT_RUNS = 8
 
 
-def to_array(ids: Ids | Int64s) -> array[int]:
-    """Return IDs or positions in the form that ``BitMap64`` takes."""
-    return array("Q", ids.tobytes())
-
-
 def _bitmap(ids: Ids) -> BitMap64:
-    return BitMap64(to_array(ids))
+    return BitMap64(array("Q", ids.tobytes()))
 
 
 def _dense_mask(ids: Ids, least: int) -> Mask:
@@ -313,16 +306,9 @@ class IdSet:
         return self
 
 
-def contained(bitmap: BitMap64, positions: Int64s) -> Mask:
-    """Return which of some distinct, ascending positions are in a bitmap."""
-    return _in_bitmap(bitmap, positions.view(np.uint64))
-
-
 def _in_bitmap(bitmap: BitMap64, ids: Ids) -> Mask:
     """Return which of the sorted IDs are in the bitmap."""
     found = np.zeros(ids.size, dtype=np.bool_)
-    if not bitmap:
-        return found
     # An intersection is faster for IDs that share a page, single lookups for the others.
     dense = _dense_mask(ids, 8)
     if dense.any():

@@ -15,8 +15,7 @@ from pyroaring import BitMap64
 from delaylevel.dispatcher.record import DueBatch, MessageRecord, identity
 from delaylevel.errors import DelayLevelError
 from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicator
-from delaylevel.structures.id_columns import IdColumns, Mask
-from delaylevel.structures.id_set import contained, to_array
+from delaylevel.structures.id_columns import IdColumns, Mask, contained, to_array
 from delaylevel.structures.rows import Int64s
 
 from .records import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -53,13 +52,17 @@ class PayloadRows:
     @classmethod
     def join(cls, parts: list[PayloadRows]) -> PayloadRows:
         """Return the rows of all parts, sorted by (due, ledger, entry)."""
-        if len(parts) == 1:
-            whole = parts[0]
-        else:
+        if not parts:
+            return cls.empty()
+        whole = parts[0]
+        if len(parts) > 1:
+            payloads: list[bytes] = []
+            for part in parts:
+                payloads += part.payloads
             whole = cls(
-                np.concatenate([empty_rows(), *(part.rows for part in parts)], axis=1),
-                np.concatenate([np.empty(0), *(part.attribute for part in parts)]),
-                list(chain.from_iterable(part.payloads for part in parts)),
+                np.concatenate([part.rows for part in parts], axis=1),
+                np.concatenate([part.attribute for part in parts]),
+                payloads,
                 sum(part.payload_bytes for part in parts),
             )
         order = argsort_columns(*whole.rows)
