@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -35,7 +34,7 @@ __all__ = ["CHECKS", "Finding", "Problem", "State", "examine"]
 Context = TypeVar("Context")
 _AS_IT_SAYS = "do what it says (docs/lifecycle.md; for versions, docs/operations.md)"
 
-TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Finding]], ...] = (
+TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], checks.Found]], ...] = (
     ("partitions", checks.partitions),
     ("subscriptions", checks.subscriptions),
     ("foreign subscriptions", checks.foreign_subscriptions),
@@ -85,9 +84,24 @@ def examine(
     away: set[str] = set()
 
     def run(
-        check: str, subject: str, of: Callable[[Context], Finding], context: Context
+        name: str, subject: str, check: Callable[[Context], checks.Found], context: Context
     ) -> Finding:
-        return replace(_run(of, context, away), check=check, subject=subject)
+        problems: list[Problem] = []
+        warnings: list[Problem] = []
+        note, skipped = "", False
+        try:
+            for found in check(context):
+                if isinstance(found, str):
+                    note = found
+                else:
+                    (warnings if isinstance(found, checks.Warned) else problems).append(found)
+        except (BrokerError, checks.NotCheckedError) as error:
+            failure = _failure(error, away)
+            if isinstance(failure, str):
+                note, skipped = failure, True
+            else:
+                problems.append(failure)
+        return Finding(tuple(problems), tuple(warnings), note, skipped, name, subject)
 
     with Admin.from_connection(connection) as admin:
         cluster = ClusterContext(connection, admin, clock or SystemClock(), delivery)
@@ -115,51 +129,45 @@ def _level_topics(
     namespace: str,
     served: list[LevelTopicDescription],
     cluster: ClusterContext,
-) -> Finding:
-    """Add the level topics to examine to a list, and return the finding about them."""
+) -> checks.Found:
+    """Find the level topics to examine, and add them to a list."""
     admin = cluster.admin
     if topic is not None:
         try:
             served.append(topics.describe(admin, topic, search=True))
+            yield served[0].topic
         except (LevelTopicError, NotFoundError) as error:
-            return Finding.failed(str(error), _AS_IT_SAYS)
-        return Finding(note=served[0].topic)
+            yield Problem(str(error), _AS_IT_SAYS)
+        return
     found = topics.list_level_topics(admin, namespace)
-    served += [item.description for item in found if item.description is not None]
-    bad = [
-        Problem(f"{item.topic}: {item.problem}", _AS_IT_SAYS)
-        for item in found
-        if item.description is None
-    ]
     if not found:
-        return Finding.skip(f"there is no level topic in {namespace}")
-    return Finding.of(bad, f"{len(served)} level topics")
+        raise checks.NotCheckedError(f"there is no level topic in {namespace}")
+    for item in found:
+        if item.description is not None:
+            served.append(item.description)
+        else:
+            yield Problem(f"{item.topic}: {item.problem}", _AS_IT_SAYS)
+    yield f"{len(served)} level topics"
 
 
-def _unanswered(error: BrokerUnreachableError, away: set[str]) -> Finding:
-    """Return the outcome of a check that got no answer."""
-    if not error.address:
-        return Finding.failed(str(error), "start the broker, or name its --admin-url")
-    if error.address in away:
-        return Finding.skip(f"the broker at {error.address} does not answer")
-    away.add(error.address)
-    return Finding.failed(
-        str(error), "then run doctor again: checks that need this broker are skipped now"
-    )
-
-
-def _run(check: Callable[[Context], Finding], context: Context, away: set[str]) -> Finding:
-    """Run a check; a failed request is an outcome too."""
-    try:
-        return check(context)
-    except PermissionDeniedError as error:
-        return Finding.skip(f"the token has no permission ({error.reason})")
-    except BrokerUnreachableError as error:
-        return _unanswered(error, away)
-    except NotFoundError as error:
-        return Finding.skip(f"deleted during the check: {error.reason}")
-    except BrokerError as error:
-        if isinstance(error, AdminError) and error.status >= 500:
-            # The broker does not know the fact, which says nothing about it.
-            return Finding.skip(f"{error}; the broker's own log has details")
-        return Finding.failed(str(error), "try again; the broker's own log has details")
+def _failure(error: BrokerError | checks.NotCheckedError, away: set[str]) -> Problem | str:
+    """Return the problem of a failed request, or the reason why its check is skipped."""
+    if isinstance(error, checks.NotCheckedError):
+        return str(error)
+    if isinstance(error, PermissionDeniedError):
+        return f"the token has no permission ({error.reason})"
+    if isinstance(error, BrokerUnreachableError):
+        if not error.address:
+            return Problem(str(error), checks.START)
+        if error.address in away:
+            return f"the broker at {error.address} does not answer"
+        away.add(error.address)
+        return Problem(
+            str(error), "then run doctor again: checks that need this broker are skipped now"
+        )
+    if isinstance(error, NotFoundError):
+        return f"deleted during the check: {error.reason}"
+    if isinstance(error, AdminError) and error.status >= 500:
+        # The broker does not know the fact, which says nothing about it.
+        return f"{error}; the broker's own log has details"
+    return Problem(str(error), "try again; the broker's own log has details")

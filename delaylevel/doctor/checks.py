@@ -1,15 +1,16 @@
 """The checks: of the cluster, of the topics and targets, and of what runs.
 
-The version and the settings are those of the broker that answers. The other brokers of a cluster
-are not visible.
+Each check yields the problems that it finds, and a remark if there is one. The version and the
+settings are those of the broker that answers. The other brokers of a cluster are not visible.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from delaylevel.cluster import logs, trials
 from delaylevel.cluster.connection.settings import require_reachable
@@ -24,6 +25,7 @@ from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
     DelayLevelError,
+    NotFoundError,
     PermissionDeniedError,
 )
 from delaylevel.model.clock import duration_ms
@@ -45,85 +47,89 @@ from delaylevel.topics.status import PartitionStatus
 from delaylevel.topics.subscriptions import early_subscriptions
 from delaylevel.topics.targets import unsubscribed
 
-from .context import ClusterContext, Finding, LevelTopicContext, release_of
+from .context import ClusterContext, LevelTopicContext
+
+#: The problems and warnings that a check finds, and its remark.
+Found: TypeAlias = Iterator[Problem | str]
+
+
+class Warned(Problem):
+    """A problem that loses nothing, or that may not occur here."""
+
+
+class NotCheckedError(Exception):
+    """The reason why a check cannot run."""
+
 
 # -- the cluster: addresses, permissions, clock, and what breaks its delayed delivery
 
+START = "start the broker, or name its --admin-url"
 # Earlier brokers were not tested, and describe missing topics less precisely.
 _OLDEST = (3, 0, 0)
 _SKEW_MS = 5000
 
 
-def broker(cluster: ClusterContext) -> Finding:
+def broker(cluster: ClusterContext) -> Found:
     """Check that both addresses answer, and that this release supports the broker's version."""
-    problems = []
     connection, version = cluster.connection, ""
     try:
         version = cluster.admin.version()
     except BrokerUnreachableError as error:
-        problems.append(Problem(str(error), "start the broker, or name its --admin-url"))
+        yield Problem(str(error), START)
     except PermissionDeniedError:
         version = "unknown"  # the next check reports it
     except AdminError as error:
-        problems.append(Problem(str(error), "see the broker's own log, and try again"))
+        yield Problem(str(error), "see the broker's own log, and try again")
     try:
         require_reachable(connection)
     except BrokerUnreachableError as error:
-        problems.append(Problem(str(error), "start the broker, or name its --service-url"))
-    release = release_of(version)
+        yield Problem(str(error), "start the broker, or name its --service-url")
+    release = _release_of(version)
     if release is not None and release < _OLDEST:
-        problems.append(
-            Problem(
-                f"the broker is Pulsar {version}",
-                "upgrade to 4.0; this release was not tested with versions before 3.0",
-            )
+        yield Problem(
+            f"the broker is Pulsar {version}",
+            "upgrade to 4.0; this release was not tested with versions before 3.0",
         )
-    return Finding.of(problems, f"Pulsar {version} at {connection.service_url}")
+    yield f"Pulsar {version} at {connection.service_url}"
 
 
-def rights(cluster: ClusterContext, namespace: str) -> Finding:
+def rights(cluster: ClusterContext, namespace: str) -> Found:
     """Check that the token has the permissions of producers, movers and operators."""
-    problems = []
     for action, request in (
-        ("read the policies of", lambda: cluster.admin.namespace_policies(namespace)),
-        ("list the topics of", lambda: cluster.admin.list_partitioned_topics(namespace)),
+        ("read the policies of", cluster.admin.namespace_policies),
+        ("list the topics of", cluster.admin.list_partitioned_topics),
     ):
         try:
-            request()
+            request(namespace)
         except PermissionDeniedError as error:
-            problems.append(
-                Problem(
-                    f"the token may not {action} {namespace} ({error.status}: {error.reason})",
-                    "give its role the tenant's admin rights (`pulsar-admin tenants update "
-                    "--admin-roles`), or use the token of a role that has them",
-                )
+            yield Problem(
+                f"the token may not {action} {namespace} ({error.status}: {error.reason})",
+                "give its role the tenant's admin rights (`pulsar-admin tenants update "
+                "--admin-roles`), or use the token of a role that has them",
             )
         except AdminError as error:
-            problems.append(
-                Problem(
-                    f"cannot {action} {namespace}: {error.reason or error}",
-                    f"create it if it does not exist: `pulsar-admin namespaces create {namespace}`",
-                )
+            yield Problem(
+                f"cannot {action} {namespace}: {error.reason or error}",
+                f"create it if it does not exist: `pulsar-admin namespaces create {namespace}`",
             )
-    note = ""
     if cluster.configuration is None:
-        note = "no superuser: checks of the broker's own settings are left out"
-    return Finding.of(problems, note)
+        yield "no superuser: checks of the broker's own settings are left out"
 
 
-def clock(cluster: ClusterContext) -> Finding:
+def clock(cluster: ClusterContext) -> Found:
     """Check that the clocks of this machine and of the broker differ by a few seconds at most."""
     before_ms = cluster.clock.now_ms()
     broker_ms = cluster.admin.clock_ms()
     after_ms = cluster.clock.now_ms()
     if broker_ms is None:
-        return Finding.skip("the broker does not report its time")
+        raise NotCheckedError("the broker does not report its time")
     # The broker reports whole seconds, of some moment between the two local times.
     skew_ms = min(0, broker_ms + 999 - before_ms) or max(0, broker_ms - after_ms)
     if abs(skew_ms) <= _SKEW_MS:
-        return Finding(note="this machine and the broker agree")
+        yield "this machine and the broker agree"
+        return
     direction = "behind" if skew_ms > 0 else "ahead of"
-    return Finding.failed(
+    yield Problem(
         f"this machine's clock is {format_duration(abs(skew_ms))} {direction} the broker's",
         "synchronize both with NTP (chrony): due times come from the producer's clock, and the "
         "broker delivers by its own",
@@ -134,12 +140,19 @@ _NOT_USED = "not used: the broker delays no message of this level topic"
 _NO_SUPERUSER = "only superusers may read the broker's settings"
 _LIMIT = "delayedDeliveryMaxDelayInMillis"
 _TRACKER = "delayedDeliveryTrackerFactoryClassName"
+_STRICT = "isDelayedDeliveryDeliverAtTimeStrict"
 # With this setting, Pulsar's default, a read may begin again before its entries are dispatched.
 _IN_SUBSCRIPTION_THREAD = "dispatcherDispatchMessagesInSubscriptionThread"
 _OTHER_WAY = "use --final-window tracker with a mover other than the Function"
 
-_Release = tuple[int, int, int]
+_Release: TypeAlias = tuple[int, int, int]
 _EVERY = (((0, 0, 0), (99, 0, 0)),)
+
+
+def _release_of(version: str) -> _Release | None:
+    """Return the numbers of a version; None for a custom one, which cannot be judged."""
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return None if numbers is None else (int(numbers[1]), int(numbers[2]), int(numbers[3]))
 
 
 class _Fault(NamedTuple):
@@ -163,7 +176,7 @@ class _Fault(NamedTuple):
 
 _FAULTS = (
     _Fault(
-        "isDelayedDeliveryDeliverAtTimeStrict",
+        _STRICT,
         "true",
         (((4, 2, 1), (4, 2, 2)),),
         "leaves due messages undelivered until another message is published (apache/pulsar#25996)",
@@ -203,7 +216,7 @@ _FAULTS = (
 )
 
 
-def delayed_delivery(context: LevelTopicContext) -> Finding:
+def delayed_delivery(context: LevelTopicContext) -> Found:
     """Check that the broker delays our messages, precisely and long enough, and delays no others.
 
     A fixed delay also delays what the dispatcher publishes when it is due.
@@ -216,10 +229,20 @@ def delayed_delivery(context: LevelTopicContext) -> Finding:
         int(configuration.get(_LIMIT, 0)),
     )
     lead_ms = context.description.levels.smallest_lead_ms
+    delays = context.broker_delays
+    topics = list(dict.fromkeys([*delays, *context.present_targets]))
+
+    def own_policy(topic: TopicName) -> DelayedDelivery | None:
+        try:
+            return context.admin.delayed_delivery(topic)
+        except NotFoundError:
+            return None  # a missing member topic is the finding of another check
+
+    policies = dict(zip(topics, in_parallel(own_policy, topics), strict=True))
 
     def problems() -> Iterator[Problem]:
-        for topic, own in context.delay_policies.items():
-            policy, needed_ms = own or default, context.broker_delays.get(topic)
+        for topic, own in policies.items():
+            policy, needed_ms = own or default, delays.get(topic)
             if policy.fixed_delay_ms:
                 delay = format_duration(policy.fixed_delay_ms)
                 effect = (
@@ -257,33 +280,36 @@ def delayed_delivery(context: LevelTopicContext) -> Finding:
                 )
 
     found = list(problems())
-    used = [context.delay_policies[topic] for topic in context.broker_delays]
+    yield from found
+    used = [policies[topic] for topic in delays]
     if not used:
-        return Finding.of(found, _NOT_USED)
+        yield _NOT_USED
+        return
     if not found and context.cluster.configuration is None and None in used:
-        return Finding.skip(_NO_SUPERUSER)
+        raise NotCheckedError(_NO_SUPERUSER)
     most = format_duration(max((own or default).tick_ms for own in used))
-    strict = configuration.get("isDelayedDeliveryDeliverAtTimeStrict") == "true"
-    note = (
-        f"late by up to {most}, never early"
-        if strict
-        else f"early by up to {most} (isDelayedDeliveryDeliverAtTimeStrict=false)"
-    )
+    note = f"late by up to {most}, never early"
+    if configuration.get(_STRICT) != "true":
+        note = f"early by up to {most} ({_STRICT}=false)"
     if configuration.get(_IN_SUBSCRIPTION_THREAD) == "true":
         note += f"; a few messages may come twice ({_IN_SUBSCRIPTION_THREAD}=true)"
-    return Finding.of(found, note)
+    yield note
 
 
-def broker_faults(context: LevelTopicContext) -> Finding:
+def broker_faults(context: LevelTopicContext) -> Found:
     """Check that the release and the settings of the broker have no known fault of delays."""
     if not context.broker_delays:
-        return Finding(note=_NOT_USED)
-    configuration, release = context.cluster.configuration, context.cluster.release
+        yield _NOT_USED
+        return
+    configuration, release = context.cluster.configuration, None
     if configuration is None:
-        return Finding.skip(_NO_SUPERUSER)
-    version = "of a version that it does not tell" if release is None else _text(release)
-    problems: list[Problem] = []
-    warnings: list[Problem] = []
+        raise NotCheckedError(_NO_SUPERUSER)
+    with suppress(PermissionDeniedError):
+        release = _release_of(context.admin.version())
+    version = "of a version that it does not tell"
+    if release is not None:
+        version = ".".join(map(str, release))
+    yield "none is known"
     for fault in _FAULTS:
         if fault.of_functions and context.description.mover is not Mover.FUNCTION:
             continue
@@ -294,8 +320,7 @@ def broker_faults(context: LevelTopicContext) -> Finding:
         short = f"{fault.setting}={value.rpartition('.')[2]}"
         says = f"Pulsar {version} with {short} {fault.effect}"
         certain = fault.certain and (release is not None or fault.releases == _EVERY)
-        (problems if certain else warnings).append(Problem(says, fault.remedy))
-    return Finding.of(problems, "none is known", warnings)
+        yield (Problem if certain else Warned)(says, fault.remedy)
 
 
 def _setting(topic: TopicName, policy: DelayedDelivery | None) -> str:
@@ -305,14 +330,11 @@ def _setting(topic: TopicName, policy: DelayedDelivery | None) -> str:
     return f"pulsar-admin topicPolicies set-delayed-delivery {topic} {state} --time {tick_ms}ms"
 
 
-def _text(release: tuple[int, int, int]) -> str:
-    return ".".join(map(str, release))
-
-
 # -- member topics and targets: existence, subscriptions, rules, and what can be opened
 
 _NEAR_LIMIT = 0.8
 _DEFAULT_DEDUPLICATION_MIN = 360
+_DEDUPLICATION_MIN = "brokerDeduplicationProducerInactivityTimeoutMinutes"
 
 
 def expansion(context: LevelTopicContext) -> str:
@@ -327,165 +349,132 @@ def expansion(context: LevelTopicContext) -> str:
     return command
 
 
-def partitions(context: LevelTopicContext) -> Finding:
+def partitions(context: LevelTopicContext) -> Found:
     """Check that every member topic exists with the described number of partitions."""
     create = f"`{context.description.creation_command()}`"
     limit = context.cluster.settings.max_partitions or 0
-
-    def problems() -> Iterator[Problem]:
-        for member, metadata in context.metadata.items():
-            name, described = member.topic, member.partitions
-            if metadata is None:
-                yield Problem(f"{name} does not exist", create)
-            elif metadata.partitions > described:
-                remedy = "send nothing to them"
-                if member.role is Role.LEVEL:
-                    remedy = f"finish the expansion: `{expansion(context)}`"
-                yield Problem(
-                    f"{name} has {metadata.partitions} partitions instead of {described}: no "
-                    "mover reads the others",
-                    remedy,
-                )
-            elif metadata.partitions < described:
-                yield Problem(
-                    f"{name} has only {metadata.partitions} of {described} partitions",
-                    f"`pulsar-admin topics update-partitioned-topic {name} -p {described}`, then "
-                    + create,
-                )
-            elif limit and described > limit:
-                yield Problem(
-                    f"{name} has {described} partitions, more than the broker's limit of {limit}",
-                    "raise maxNumPartitionsPerPartitionedTopic in broker.conf",
-                )
-
-    counts = [member.partitions for member in context.members]
-    note = f"{sum(counts)} partitions"
-    if limit and max(counts) > _NEAR_LIMIT * limit:
-        note += f"; the broker's limit for a topic is {limit}"
-    return Finding.of(problems(), note)
+    for member, metadata in context.metadata.items():
+        name, described = member.topic, member.partitions
+        if metadata is None:
+            yield Problem(f"{name} does not exist", create)
+        elif metadata.partitions > described:
+            remedy = "send nothing to them"
+            if member.role is Role.LEVEL:
+                remedy = f"finish the expansion: `{expansion(context)}`"
+            yield Problem(
+                f"{name} has {metadata.partitions} partitions instead of {described}: no "
+                "mover reads the others",
+                remedy,
+            )
+        elif metadata.partitions < described:
+            yield Problem(
+                f"{name} has only {metadata.partitions} of {described} partitions",
+                f"`pulsar-admin topics update-partitioned-topic {name} -p {described}`, then "
+                + create,
+            )
+        elif limit and described > limit:
+            yield Problem(
+                f"{name} has {described} partitions, more than the broker's limit of {limit}",
+                "raise maxNumPartitionsPerPartitionedTopic in broker.conf",
+            )
+    counts = [member.partitions for member in context.metadata]
+    near = limit and max(counts) > _NEAR_LIMIT * limit
+    more = f"; the broker's limit for a topic is {limit}" if near else ""
+    yield f"{sum(counts)} partitions{more}"
 
 
-def subscriptions(context: LevelTopicContext) -> Finding:
+def subscriptions(context: LevelTopicContext) -> Found:
     """Check that every partition has the durable subscription that keeps its data."""
     missing = {member.topic for member, found in context.metadata.items() if found is None}
-    return Finding.of(
-        Problem(line, f"`{context.description.creation_command()}`")
-        for line in context.status.problems
-        if not any(line.startswith(f"{name}-partition-") for name in missing)
-    )
+    for line in context.status.problems:
+        if not any(line.startswith(f"{name}-partition-") for name in missing):
+            yield Problem(line, f"`{context.description.creation_command()}`")
 
 
-def foreign_subscriptions(context: LevelTopicContext) -> Finding:
+def foreign_subscriptions(context: LevelTopicContext) -> Found:
     """Check that no subscription of a member topic belongs to somebody else."""
     patterns = 'let its pattern leave out our topics (docs/concepts.md, "Consumers with a pattern")'
-    return Finding.of(
-        Problem(
-            str(found),
-            f"close its consumers, or {patterns}"
-            + (f"; then `{found.removal}`" if found.durable else ""),
-        )
-        for found in context.status.foreign
-    )
+    for found in context.status.foreign:
+        then = f"; then `{found.removal}`" if found.durable else ""
+        yield Problem(str(found), f"close its consumers, or {patterns}{then}")
 
 
-def rule(name: str, context: LevelTopicContext) -> Finding:
+def rule(name: str, context: LevelTopicContext) -> Found:
     """Check that a rule of the cluster allows what our clients and parked messages need."""
-    found = RULES[name](context.rules)
-    notes: tuple[str, ...] = ()
+    facts = context.rules
+    yield from RULES[name](facts)
     if name == "backlog quota":
-        notes = rule_notes(context.description, context.policies, context.cluster.settings)
-    return Finding.of(found, "".join(notes[:1]))
+        notes = rule_notes(context.description, facts.namespace, context.cluster.settings)
+        yield from notes[:1]
 
 
-def targets(context: LevelTopicContext) -> Finding:
+def targets(context: LevelTopicContext) -> Found:
     """Check that every business topic exists, and that somebody can receive from it."""
-    gone = [
-        Problem(
-            f"{target} does not exist: messages that are due for it are held",
-            "subscribe to it, or let it be without subscriptions: "
-            f"`delaylevel levels set {shell(target.short)} --keep-target`; or, if nobody needs it, "
-            f"`delaylevel levels delete {shell(context.description.topic)}`",
-        )
-        for target, found in context.targets.items()
-        if found is None
-    ]
-    kept = (
-        unsubscribed(context.admin, target, found.values())
-        for target, found in context.targets.items()
-        if found is not None
-    )
-    return Finding.of([*gone, *filter(None, kept)])
+    delete = f"`delaylevel levels delete {shell(context.description.topic)}`"
+    for target, found in context.targets.items():
+        problem = unsubscribed(context.admin, target, found and found.values())
+        if problem is not None:
+            more = f"; or, if nobody needs it, {delete}" if found is None else ""
+            yield Problem(problem.says, problem.remedy + more)
 
 
-def target_schemas(context: LevelTopicContext) -> Finding:
+def target_schemas(context: LevelTopicContext) -> Found:
     """Check that no business topic has a KeyValue schema.
 
     The Python client cannot declare such a schema. With separated encoding, the key is bytes, and
     the client loses the mark that says so.
     """
-    problems = []
-    for target, found in context.targets.items():
-        versions = context.admin.schemas(target) if found is not None else []
+    for target in context.present_targets:
+        versions = context.admin.schemas(target)
         if versions and versions[-1].type == KEY_VALUE:
             encoding = versions[-1].properties.get("kv.encoding.type", "INLINE")
-            problems.append(
-                Problem(
-                    f"{target} has a KeyValue schema ({encoding}): parked messages that name "
-                    "this schema become dead letters",
-                    "park them with the Java producer of delaylevel, which sends them as bytes; "
-                    "or use a topic with another schema for delayed messages",
-                )
+            yield Problem(
+                f"{target} has a KeyValue schema ({encoding}): parked messages that name "
+                "this schema become dead letters",
+                "park them with the Java producer of delaylevel, which sends them as bytes; "
+                "or use a topic with another schema for delayed messages",
             )
-    return Finding.of(problems)
 
 
-def target_subscriptions(context: LevelTopicContext) -> Finding:
+def target_subscriptions(context: LevelTopicContext) -> Found:
     """Check that no subscription of a business topic ignores due times."""
     if context.description.final_window is not FinalWindow.BROKER:
-        return Finding(note="any type: the dispatcher publishes messages when they are due")
-    return Finding.of(
-        Problem(
+        yield "any type: the dispatcher publishes messages when they are due"
+    for name in early_subscriptions(context.admin, context.description):
+        yield Problem(
             f"subscription {name} gets messages before they are due",
             "use type Shared or Key_Shared, or a level topic with --final-window tracker",
         )
-        for name in early_subscriptions(context.admin, context.description)
-    )
 
 
-def deduplication(context: LevelTopicContext) -> Finding:
+def deduplication(context: LevelTopicContext) -> Found:
     """Check that every topic that an effectively-once dispatcher writes has deduplication on."""
     if context.cluster.delivery is not Delivery.EFFECTIVELY_ONCE:
-        return Finding(note="not needed for at-least-once")
+        yield "not needed for at-least-once"
+        return
     if context.description.final_window is not FinalWindow.TRACKER:
-        return Finding.failed(
+        yield Problem(
             "effectively-once needs the final window tracker, whose dispatcher removes copies",
             "create a level topic with `--final-window tracker`, and run its dispatchers with "
             "`--delivery effectively-once`",
         )
-    problems = []
-    for topic, found in context.targets.items():
-        if not all(one.deduplication for one in (found or {}).values()):
-            problems.append(
-                Problem(
-                    f"{topic} has deduplication disabled",
-                    f"`pulsar-admin topicPolicies set-deduplication {topic} --enable`, or enable "
-                    "it for the namespace",
-                )
+        return
+    for topic, stats in context.present_targets.items():
+        if not all(one.deduplication for one in stats.values()):
+            yield Problem(
+                f"{topic} has deduplication disabled",
+                f"`pulsar-admin topicPolicies set-deduplication {topic} --enable`, or enable "
+                "it for the namespace",
             )
-    name = "brokerDeduplicationProducerInactivityTimeoutMinutes"
-    told = (context.cluster.configuration or {}).get(name)
-    minutes = int(told or _DEFAULT_DEDUPLICATION_MIN)
-    assumed = "" if told else f" ({name}, assumed: only superusers may read it)"
-    memory = format_duration(minutes * 60_000) + assumed
+    minutes, assumed = context.cluster.number(_DEDUPLICATION_MIN, _DEFAULT_DEDUPLICATION_MIN)
+    away = format_duration(minutes * 60_000) + assumed
+    forgets = f"the broker forgets a dispatcher that is away for {away}"
+    yield forgets
     if minutes < _DEFAULT_DEDUPLICATION_MIN:
-        problems.append(
-            Problem(
-                f"the broker forgets a dispatcher that is away for {memory}: a longer outage "
-                "causes duplicates",
-                f"set {name}={_DEFAULT_DEDUPLICATION_MIN} or more in broker.conf",
-            )
+        yield Problem(
+            f"{forgets}: a longer outage causes duplicates",
+            f"set {_DEDUPLICATION_MIN}={_DEFAULT_DEDUPLICATION_MIN} or more in broker.conf",
         )
-    return Finding.of(problems, f"the broker forgets a dispatcher that is away for {memory}")
 
 
 # The client tries again and again for its operation timeout where an encryption is required.
@@ -495,9 +484,13 @@ _BUSY = "ConsumerBusy"
 #: The topic wants its schema, and each message has a producer that declares it.
 _NEEDS_SCHEMA = "IncompatibleSchema"
 _DENIED = ("AuthorizationError", "AuthenticationError")
+_GRANT = (
+    "if movers or dispatchers have this role, grant it what docs/security.md lists; otherwise run "
+    "doctor with their credentials"
+)
 
 
-def openings(context: LevelTopicContext) -> Finding:
+def openings(context: LevelTopicContext) -> Found:
     """Check that each kind of producer, consumer and reader of ours can be opened.
 
     It uses the rights of the caller. A lock of a running process is left alone.
@@ -508,21 +501,13 @@ def openings(context: LevelTopicContext) -> Finding:
     opening = connection.open_client(operation_timeout_seconds=patience_s, logger=logs.silent())
     with closing(opening) as client:
         failures = in_parallel(lambda trial: trial.failure(client), wanted)
-    problems, denied = [], []
     for trial, failure in zip(wanted, failures, strict=True):
         if failure in _DENIED:
-            says = f"this role may not open a {trial.what} of {trial.topic}"
-            denied.append(Problem(says, _GRANT))
+            yield Warned(f"this role may not open a {trial.what} of {trial.topic}", _GRANT)
         elif failure and failure not in (_BUSY, _NEEDS_SCHEMA):
             says = f"no {trial.what} of {trial.topic} can be opened ({failure})"
-            problems.append(Problem(says, _remedy(context, failure)))
-    return Finding.of(problems, f"{len(wanted)} tried", denied)
-
-
-_GRANT = (
-    "if movers or dispatchers have this role, grant it what docs/security.md lists; otherwise run "
-    "doctor with their credentials"
-)
+            yield Problem(says, _remedy(context, failure))
+    yield f"{len(wanted)} tried"
 
 
 def _trials(context: LevelTopicContext) -> list[Trial]:
@@ -544,8 +529,8 @@ def _trials(context: LevelTopicContext) -> list[Trial]:
             return []
         return [trials.producer_trial(min(found, key=str))] if found else []
 
-    found = in_parallel(of_member, context.members) + in_parallel(of_target, description.targets)
-    return [trial for each in found for trial in each]
+    found = in_parallel(of_member, list(description.members()))
+    return list(chain.from_iterable(found + in_parallel(of_target, description.targets)))
 
 
 def _remedy(context: LevelTopicContext, failure: str) -> str:
@@ -570,21 +555,18 @@ _DEFAULT_RANGES = 10_000
 _SLOW_RANGES = 50_000
 
 
-def mover(context: LevelTopicContext) -> Finding:
+def mover(context: LevelTopicContext) -> Found:
     """Check that every partition of the levels and the held topic has a mover."""
     description = context.description
+    yield ", ".join(context.status.consumers[:3])
     remedy = f"`delaylevel run {shell(description.topic)}`"
-    problems = []
     if description.mover is Mover.FUNCTION:
         remedy = f"`delaylevel mover deploy {shell(description.topic)}`"
-        problems += _function_problems(context, remedy)
-    rows = context.status.rows(Role.LEVEL, Role.HELD)
-    idle = [row for row in rows if not row.consumers]
-    if idle and not problems:
-        all_idle = len(idle) == len(rows)
-        missing = "no mover is connected" if all_idle else f"no mover reads {idle[0].topic}"
-        problems.append(_unattended(missing, idle, rows, remedy))
-    return Finding.of(problems, ", ".join(context.status.consumers[:3]))
+        problems = _function_problems(context, remedy)
+        yield from problems
+        if problems:
+            return
+    yield from _unattended("mover", context.status.rows(Role.LEVEL, Role.HELD), remedy)
 
 
 def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]:
@@ -610,58 +592,59 @@ def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]
     ]
 
 
-def dispatcher(context: LevelTopicContext) -> Finding:
+def dispatcher(context: LevelTopicContext) -> Found:
     """Check that every window partition has a dispatcher that releases, if one is needed."""
-    if context.description.final_window is not FinalWindow.TRACKER:
-        return Finding(note="none needed: the broker holds near-due messages")
-    rows = context.status.rows(Role.WINDOW)
+    description, at = context.description, context.status
+    if description.final_window is not FinalWindow.TRACKER:
+        yield "none needed: the broker holds near-due messages"
+        return
+    yield ", ".join(at.dispatchers[:3])
+    command = "dispatcher run" if description.mover is Mover.FUNCTION else "run"
+    remedy = f"`delaylevel {command} {shell(description.topic)}`"
+    idle = list(_unattended("dispatcher", at.rows(Role.WINDOW), remedy))
+    yield from idle
+    if not idle and (stale := missing_dispatcher(at, description.topic)):
+        yield Warned(stale.says, stale.remedy)
+
+
+def _unattended(host: str, rows: Sequence[PartitionStatus], remedy: str) -> Iterator[Problem]:
     idle = [row for row in rows if not row.consumers]
-    if not idle:
-        stale = missing_dispatcher(context.status, context.description.topic)
-        names = ", ".join(context.status.dispatchers[:3])
-        return Finding.of((), names, warnings=filter(None, [stale]))
-    command = "dispatcher run" if context.description.mover is Mover.FUNCTION else "run"
-    remedy = f"`delaylevel {command} {shell(context.description.topic)}`"
-    missing = f"no dispatcher serves {idle[0].topic}"
-    return Finding.of([_unattended(missing, idle, rows, remedy)])
+    if idle:
+        what = f"no {host} is connected"
+        if len(idle) < len(rows):
+            what = f"no {host} reads {idle[0].topic}"
+        yield Problem(f"{what}: {len(idle)} of {len(rows)} partitions have no consumer", remedy)
 
 
-def _unattended(
-    missing: str, idle: Sequence[PartitionStatus], rows: Sequence[PartitionStatus], remedy: str
-) -> Problem:
-    return Problem(f"{missing}: {len(idle)} of {len(rows)} partitions have no consumer", remedy)
-
-
-def pauses(context: LevelTopicContext) -> Finding:
+def pauses(context: LevelTopicContext) -> Found:
     """Check that no targets are paused."""
     description = context.description
-    return Finding.of(
-        Problem(
-            f"{'all targets are' if name == ALL else f'{name} is'} paused since "
-            f"{format_instant(since_ms)}: due messages wait in the window",
+    for name, since_ms in description.pauses.paused:
+        who = "all targets are" if name == ALL else f"{name} is"
+        yield Problem(
+            f"{who} paused since {format_instant(since_ms)}: due messages wait in the window",
             f"`delaylevel levels resume {shell(description.topic)}"
             + ("`" if name == ALL else f" --target {shell(name)}`"),
         )
-        for name, since_ms in description.pauses.paused
-    )
 
 
-def lateness(context: LevelTopicContext) -> Finding:
+def lateness(context: LevelTopicContext) -> Found:
     """Check that hand-offs are behind by less than the lead."""
-    behind_ms = context.status.behind_ms
+    behind = format_duration(context.status.behind_ms)
     lead_ms = context.description.levels.smallest_lead_ms
-    if not context.status.late or not context.status.mover_alive:
-        # A missing mover is the finding of another check.
-        return Finding(note=f"behind by {format_duration(behind_ms)}" if behind_ms else "")
-    return Finding.failed(
-        f"hand-offs are {format_duration(behind_ms)} behind, more than the lead of "
-        f"{format_duration(lead_ms)}: messages arrive late",
-        "find the cause of the delay (the mover's log, a slow target), or give the mover more "
-        "cores or instances",
-    )
+    # A missing mover is the finding of another check.
+    if context.status.late and context.status.mover_alive:
+        yield Problem(
+            f"hand-offs are {behind} behind, more than the lead of {format_duration(lead_ms)}: "
+            "messages arrive late",
+            "find the cause of the delay (the mover's log, a slow target), or give the mover more "
+            "cores or instances",
+        )
+    elif context.status.behind_ms:
+        yield f"behind by {behind}"
 
 
-def producer_clocks(context: LevelTopicContext) -> Finding:
+def producer_clocks(context: LevelTopicContext) -> Found:
     """Check that no parked message was published in the future."""
     slack_ms = max(1000, context.description.levels.smallest_lead_ms // 2)
     topics = [row.topic for row in context.status.partitions if row.backlog_entries]
@@ -672,54 +655,51 @@ def producer_clocks(context: LevelTopicContext) -> Finding:
 
     found = zip(topics, in_parallel(first_ahead, topics), strict=True)
     wrong = [topic for topic, position in found if position is not None]
-    if not wrong:
-        return Finding()
-    return Finding.failed(
-        f"the clock of a producer of {wrong[0]} is more than {format_duration(slack_ms)} ahead",
-        "synchronize the producers' clocks with NTP (chrony); no message is lost, but due "
-        "times that are computed from this clock are wrong by as much",
-    )
+    if wrong:
+        yield Problem(
+            f"the clock of a producer of {wrong[0]} is more than {format_duration(slack_ms)} ahead",
+            "synchronize the producers' clocks with NTP (chrony); no message is lost, but due "
+            "times that are computed from this clock are wrong by as much",
+        )
 
 
-def held(context: LevelTopicContext) -> Finding:
+def held(context: LevelTopicContext) -> Found:
     """Check that no messages are held because their target cannot be written."""
-    return _empty(
-        context.status.entries(Role.HELD),
-        "entries are held because their target could not be written",
-        "the mover delivers them when it can write the target; its log has the reason",
-    )
+    if entries := context.status.entries(Role.HELD):
+        yield Problem(
+            f"{entries:,} entries are held because their target could not be written",
+            "the mover delivers them when it can write the target; its log has the reason",
+        )
 
 
-def dead_letters(context: LevelTopicContext) -> Finding:
+def dead_letters(context: LevelTopicContext) -> Found:
     """Check that there are no dead letters."""
-    return _empty(
-        context.status.entries(Role.DEAD_LETTER),
-        "entries are dead letters: messages that could not be read or delivered",
-        f"`delaylevel dlq list {shell(context.description.topic)}` lists them: replay or discard",
-    )
+    if entries := context.status.entries(Role.DEAD_LETTER):
+        yield Problem(
+            f"{entries:,} entries are dead letters: messages that could not be read or delivered",
+            f"`delaylevel dlq list {shell(context.description.topic)}` lists them: replay or "
+            "discard",
+        )
 
 
-def _empty(entries: int, problem: str, remedy: str) -> Finding:
-    return Finding.failed(f"{entries:,} {problem}", remedy) if entries else Finding()
-
-
-def holes(context: LevelTopicContext) -> Finding:
+def holes(context: LevelTopicContext) -> Found:
     """Check for holes in acknowledgements: the broker forgets ranges beyond a limit.
 
     Consumers of business topics and the Function acknowledge messages one by one.
     """
-    told = (context.cluster.configuration or {}).get(_RANGES)
-    limit = int(told or _DEFAULT_RANGES)
+    limit, assumed = context.cluster.number(_RANGES, _DEFAULT_RANGES)
     watched: dict[TopicName, tuple[str, ...]] = {
         TopicName.parse(row.topic): (SUBSCRIPTION,)
         for row in context.status.rows(Role.LEVEL, Role.HELD)
     }
-    for partition, stats in context.target_partitions.items():
-        watched[partition] = tuple(stats.subscriptions)
+    for found in context.present_targets.values():
+        watched |= {partition: tuple(stats.subscriptions) for partition, stats in found.items()}
 
     def count(item: tuple[TopicName, tuple[str, ...]]) -> list[tuple[int, str]]:
         partition, subscriptions = item
-        cursors = context.cursors(partition)
+        cursors: dict[str, Any] = {}
+        with suppress(NotFoundError):  # a missing partition has none
+            cursors = context.admin.internal_stats(partition)["cursors"]
         return [
             (
                 int(cursors[name].get("totalNonContiguousDeletedMessagesRange", 0)),
@@ -729,21 +709,17 @@ def holes(context: LevelTopicContext) -> Finding:
             if name in cursors
         ]
 
-    found = chain.from_iterable(in_parallel(count, watched.items()))
-    counts = sorted(found, reverse=True)
+    counts = sorted(chain.from_iterable(in_parallel(count, watched.items())), reverse=True)
+    yield f"at most {counts[0][0] if counts else 0:,} of {limit:,}{assumed}"
     remedy = "look for a consumer that keeps messages for long without acknowledging them"
     if context.description.final_window is FinalWindow.BROKER:
         remedy += "; a finer last level leaves fewer messages to the broker"
-    assumed = "" if told else f" ({_RANGES}, assumed: only superusers may read it)"
-    problems = [
-        Problem(
-            f"subscription {subscription} has {number:,} holes in its acknowledgements; the "
-            f"broker keeps {limit:,}{assumed} over a restart, and delivers the rest again"
-            + ("; with 100,000, brokers dispatch hardly anything" * (number > _SLOW_RANGES)),
-            remedy,
-        )
-        for number, subscription in counts
-        if number > min(_HOLES * limit, _SLOW_RANGES)
-    ]
-    most = counts[0][0] if counts else 0
-    return Finding.of(problems, f"at most {most:,} of {limit:,}{assumed}")
+    for number, subscription in counts:
+        if number > min(_HOLES * limit, _SLOW_RANGES):
+            slow = "; with 100,000, brokers dispatch hardly anything" * (number > _SLOW_RANGES)
+            yield Problem(
+                f"subscription {subscription} has {number:,} holes in its acknowledgements; the "
+                f"broker keeps {limit:,}{assumed} over a restart, and delivers the rest again"
+                + slow,
+                remedy,
+            )

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import enum
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.port import (
-    BrokerSettings,
-    DelayedDelivery,
-    NamespacePolicies,
-    PartitionStats,
-    TopicMetadata,
-)
+from delaylevel.cluster.port import BrokerSettings, PartitionStats, TopicMetadata
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.rules import Facts, Problem, read
 from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.threads import in_parallel
-from delaylevel.errors import NotFoundError, PermissionDeniedError
+from delaylevel.errors import PermissionDeniedError
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Member, Mover
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics import members
+from delaylevel.topics.members import metadata_of
 from delaylevel.topics.status import LevelTopicStatus, status
 
 
@@ -55,23 +46,6 @@ class Finding:
     skipped: bool = False
     check: str = ""
     subject: str = ""
-
-    @classmethod
-    def skip(cls, reason: str) -> Finding:
-        """Return the finding of a check that could not run."""
-        return cls(note=reason, skipped=True)
-
-    @classmethod
-    def failed(cls, says: str, remedy: str) -> Finding:
-        """Return the finding of one problem."""
-        return cls((Problem(says, remedy),))
-
-    @classmethod
-    def of(
-        cls, problems: Iterable[Problem], note: str = "", warnings: Iterable[Problem] = ()
-    ) -> Finding:
-        """Return the finding of a check that may have found problems."""
-        return cls(tuple(problems), tuple(warnings), note)
 
     @property
     def state(self) -> State:
@@ -124,19 +98,12 @@ class ClusterContext:
         except PermissionDeniedError:
             return None
 
-    @cached_property
-    def release(self) -> tuple[int, int, int] | None:
-        """Major, minor and patch number of the broker; None if it does not tell them."""
-        try:
-            return release_of(self.admin.version())
-        except PermissionDeniedError:
-            return None
-
-
-def release_of(version: str) -> tuple[int, int, int] | None:
-    """Return the numbers of a version; None for a custom one, which cannot be judged."""
-    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    return None if numbers is None else (int(numbers[1]), int(numbers[2]), int(numbers[3]))
+    def number(self, setting: str, default: int) -> tuple[int, str]:
+        """Return a number in the broker's settings, and words behind it if it is assumed."""
+        told = (self.configuration or {}).get(setting)
+        if told:
+            return int(told), ""
+        return default, f" ({setting}, assumed: only superusers may read it)"
 
 
 class LevelTopicContext:
@@ -146,13 +113,7 @@ class LevelTopicContext:
         self.cluster = cluster
         self.admin = cluster.admin
         self.description = description
-        self.members = tuple(description.members())
         self.now_ms = cluster.clock.now_ms()
-
-    @cached_property
-    def policies(self) -> NamespacePolicies:
-        """The policies of its namespace."""
-        return self.admin.namespace_policies(self.description.name.namespace_path)
 
     @cached_property
     def status(self) -> LevelTopicStatus:
@@ -162,9 +123,9 @@ class LevelTopicContext:
     @cached_property
     def metadata(self) -> dict[Member, TopicMetadata | None]:
         """Partitions and properties of every member topic; None for a missing one."""
-        topics = [member.topic for member in self.members]
-        found = in_parallel(partial(members.metadata_of, self.admin), topics)
-        return dict(zip(self.members, found, strict=True))
+        members = list(self.description.members())
+        found = in_parallel(lambda member: metadata_of(self.admin, member.topic), members)
+        return dict(zip(members, found, strict=True))
 
     @cached_property
     def rules(self) -> Facts:
@@ -178,6 +139,11 @@ class LevelTopicContext:
         found = in_parallel(partial(topic_stats, self.admin), names)
         return dict(zip(names, found, strict=True))
 
+    @property
+    def present_targets(self) -> dict[TopicName, dict[TopicName, PartitionStats]]:
+        """The statistics of the partitions of every target that exists."""
+        return {name: stats for name, stats in self.targets.items() if stats is not None}
+
     @cached_property
     def broker_delays(self) -> dict[TopicName, int]:
         """The longest delay that we request from the broker, in ms, by topic."""
@@ -188,36 +154,6 @@ class LevelTopicContext:
                 found[description.level_topic(index)] = longest_ms
             found[description.held_topic] = description.hold_pause_ms
         if description.final_window is FinalWindow.BROKER:
-            finest = description.levels[len(description.levels) - 1]
-            there = [name for name, stats in self.targets.items() if stats is not None]
-            found.update(dict.fromkeys(there, finest.near_due_ms))
-        return found
-
-    @cached_property
-    def delay_policies(self) -> dict[TopicName, DelayedDelivery | None]:
-        """The policies of those topics and of all targets; None if only the broker's apply."""
-        there = [name for name, stats in self.targets.items() if stats is not None]
-        names = list(dict.fromkeys([*self.broker_delays, *there]))
-
-        def policy(topic: TopicName) -> DelayedDelivery | None:
-            try:
-                return self.admin.delayed_delivery(topic)
-            except NotFoundError:
-                return None  # a missing member topic is the finding of another check
-
-        return dict(zip(names, in_parallel(policy, names), strict=True))
-
-    @property
-    def target_partitions(self) -> dict[TopicName, PartitionStats]:
-        """The statistics of the partitions of all targets that exist."""
-        return {
-            name: stats for found in self.targets.values() for name, stats in (found or {}).items()
-        }
-
-    def cursors(self, partition: TopicName) -> dict[str, Any]:
-        """Return the broker's cursors of a partition by subscription; none if it is missing."""
-        try:
-            found: dict[str, Any] = self.admin.internal_stats(partition)["cursors"]
-        except NotFoundError:
-            return {}
+            finest = description.levels[-1]
+            found.update(dict.fromkeys(self.present_targets, finest.near_due_ms))
         return found

@@ -242,7 +242,7 @@ def waiting(topic: TopicName) -> Callable[[Cluster], None]:
         (gone, "level topic", "levels create persistent://public/default/orders"),
         (no_mover, "mover", "no mover is connected: 4 of 4 partitions have no consumer"),
         (one_mover, "mover", f"no mover reads {DAY.partition(1)}: 2 of 4 partitions"),
-        (lambda it: it.movers[2].close(), "dispatcher", "no dispatcher serves"),
+        (lambda it: it.movers[2].close(), "dispatcher", "no dispatcher is connected: 4 of 4"),
         (waiting(TRACKER.window_topic), "dispatcher", "may have stopped"),
         (pause, "pauses", "orders is paused since"),
         (waiting(DAY), "hand-offs", "2d00h behind"),
