@@ -35,10 +35,9 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import ConfigError, InvalidInputError
-from delaylevel.inspection.cancelled import is_cancellation
 from delaylevel.inspection.columns import in_chunks
 from delaylevel.inspection.horizon import place_of
-from delaylevel.inspection.snapshot import PartitionRule, take_snapshot
+from delaylevel.inspection.snapshot import PartitionRule, is_cancellation, take_snapshot
 from delaylevel.model.clock import SystemClock, duration_ms, instant_ms
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import ATTEMPT, DUE, is_control

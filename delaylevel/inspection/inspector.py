@@ -19,11 +19,10 @@ from delaylevel.topics import registry as topics
 from delaylevel.topics.outcomes import Outcomes
 from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange
 
-from .distribution import Distribution, leading_window
-from .horizon import Horizon, build, by_part, edges
+from .horizon import Distribution, Horizon, build, by_part, edges, leading_window
 from .live import LiveDispatchers
 from .sampling import sample
-from .selection import CHUNK, ReadProgress, Selection, read_in_parallel, without_cancelled
+from .selection import CHUNK, Selection, Tell, in_turn, read_in_parallel, without_cancelled
 from .snapshot import PendingSnapshot, observe, own_topic, take_snapshot
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
     from .query import Average
     from .rows import PendingRow
-
-OnMessages = Callable[[int], None]
 
 
 class Inspector:
@@ -70,7 +67,7 @@ class Inspector:
         target: str | None = None,
         slack_ms: int = DEFAULT_SLACK_MS,
         clock: Clock | None = None,
-        tell: OnMessages | None = None,
+        tell: Tell | None = None,
         live: bool = True,
         live_token: str | None = None,
     ) -> None:
@@ -84,7 +81,7 @@ class Inspector:
         self._client = client
         self.admin = admin
         self._clock = clock or SystemClock()
-        self._progress = ReadProgress(tell)
+        self._tell = in_turn(tell)
         self._snapshot = partial(
             take_snapshot, client, admin, self.description, target=self.target, slack_ms=slack_ms
         )
@@ -149,13 +146,13 @@ class Inspector:
         self, snapshot: PendingSnapshot, edges_ms: Sequence[int]
     ) -> Generator[tuple[PendingRange, Distribution], None, None]:
         """Count the messages of each range, and yield ranges in any order."""
-        complete = without_cancelled(snapshot, self._progress)
+        complete = without_cancelled(snapshot, self._tell)
 
         def read(item: PendingRange) -> Iterator[tuple[PendingRange, Distribution]]:
             counted, own = Distribution(), own_topic(item.source)
             with closing(complete.read(item)) as messages:
                 while found := [observe(one, own) for one in islice(messages, CHUNK)]:
-                    self._progress.add(len(found))
+                    self._tell(len(found))
                     counted.looked_at += len(found)
                     counted.count(complete.select(item.source, found), edges_ms)
             yield item, counted
@@ -292,9 +289,9 @@ class Inspector:
         """Return the schema and a stream of the selected rows; ignore the SQL condition."""
         from .rows import read_rows
 
-        progress = self._progress
         snapshot = self._snapshot(self._clock.now_ms(), due=selection.due, live=self.live)
-        return read_rows(without_cancelled(snapshot, progress), selection, columns, progress)
+        complete = without_cancelled(snapshot, self._tell)
+        return read_rows(complete, selection, columns, self._tell)
 
 
 class AsyncInspector:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,9 +20,9 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.topics.scan import pending_start
 
-from .distribution import Messages
-
 _ATTEMPTS = 4
+# Threads share a journal, and a look-up may change the order in which IDs are kept.
+_LOOKING = Lock()
 
 
 class _DiscardingDeduplicator(Deduplicator):
@@ -37,54 +38,31 @@ class _DiscardingDeduplicator(Deduplicator):
         pass
 
 
-class _ReleasedPositions(JournalState):
-    """The state of a journal without message IDs."""
+class JournalView(JournalState):
+    """The released and the cancelled messages of a window partition. It can be pickled."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int = 2) -> None:
         super().__init__(capacity)
         self.memory = _DiscardingDeduplicator(capacity)
 
-
-class JournalView:
-    """The released and the cancelled messages of a window partition.
-
-    Threads may share it; it can be pickled.
-    """
-
-    def __init__(self, state: JournalState) -> None:
-        self._state = state
-        # A look-up may change the order in which IDs are kept.
-        self._lock = Lock()
-
-    def __reduce__(self) -> tuple[type[JournalView], tuple[JournalState]]:
-        return JournalView, (self._state,)
-
-    def stored(self, messages: Messages) -> list[bool]:
-        """Return which messages are not released."""
+    def stored(self, messages: Sequence[Any]) -> list[bool]:
+        """Return which messages are not released; see `snapshot.StoredRule`."""
         rows = [(each.ledger, each.entry, each.batch) for each in messages]
         columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
         # The batch index of an entry without a batch is -1.
         entry_ids = columns[:, 1] << 10 | np.clip(columns[:, 2], 0, LAST_INDEX)
-        found: list[bool] = (~self._state.is_released(pack(columns[:, 0], entry_ids))).tolist()
+        found: list[bool] = (~self.is_released(pack(columns[:, 0], entry_ids))).tolist()
         return found
-
-    @property
-    def cancels(self) -> bool:
-        """True if there are cancelled messages."""
-        return len(self._state.cancelled) > 0
 
     def is_cancelled(self, message_id: str, target: str, key: str, attempt: int) -> bool:
         """Return True if a message is cancelled; ``attempt`` is its number of refusals."""
-        with self._lock:
-            return self._state.cancelled.contains(message_id, target, key, attempt)
+        with _LOOKING:
+            return self.cancelled.contains(message_id, target, key, attempt)
 
 
 def released_by_journal(client: Any, admin: TopicAdmin, journal: TopicName) -> JournalView:
-    """Read a journal, and return the view that tells which positions it marks as released.
-
-    Without a journal, no position is released.
-    """
-    state = JournalState(2)
+    """Read a journal; without one, no position is released."""
+    view = JournalView()
     for _ in range(_ATTEMPTS):
         # The front is read before the end. A dispatcher writes a snapshot before it deletes older
         # records, so the records from a newer front to an older end may lack a whole state.
@@ -97,10 +75,9 @@ def released_by_journal(client: Any, admin: TopicAdmin, journal: TopicName) -> J
             break
         with closing(messages_in_range(client, journal.full, start, last.next_entry)) as found:
             entries = ((each.data(), Position(*at)) for each, *at in found)
-            state = _ReleasedPositions.read(counting(entries), 2)
+            view = cast(JournalView, JournalView.read(counting(entries), 2))
         if pending_start(admin, journal) == start:
             break
         # Some of these records may have been deleted before they were read. The newer snapshot
         # that replaces them is behind the new front.
-
-    return JournalView(state)
+    return view

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model import envelope as env
-from delaylevel.model.message import ParkedMessage, parked_message
+from delaylevel.model.message import ParkedMessage, RawMessage, parked_message
 from delaylevel.model.position import SourcePartition
 from delaylevel.topics.scan import PendingRange
 
@@ -23,7 +23,7 @@ from .snapshot import PendingSnapshot, own_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
-from .selection import ReadProgress, Selection, read_in_parallel
+from .selection import Selection, Tell, read_in_parallel
 
 ROWS_PER_BATCH = 4000
 BYTES_PER_BATCH = 4 * 1024 * 1024
@@ -78,10 +78,7 @@ class PendingRow(NamedTuple):
 
 
 def read_rows(
-    snapshot: PendingSnapshot,
-    selection: Selection,
-    columns: Iterable[str],
-    progress: ReadProgress,
+    snapshot: PendingSnapshot, selection: Selection, columns: Iterable[str], tell: Tell
 ) -> tuple[pa.Schema, Generator[pa.RecordBatch, None, None]]:
     """Return the schema and a stream of the selected rows; ignore the SQL condition."""
     wanted = set(columns)
@@ -95,28 +92,24 @@ def read_rows(
     def batches(item: PendingRange) -> Iterator[pa.RecordBatch]:
         constants = {"place": place_of(snapshot.description, item.source)}
         rule = snapshot.rule(item.source)
-        with closing(_selected(snapshot, selection, item, progress)) as found:
-            for chunk in in_chunks(found, ROWS_PER_BATCH, BYTES_PER_BATCH):
+        matches = _predicate(selection, snapshot.target, item.source)
+
+        def selected(messages: Iterable[RawMessage]) -> Iterator[ParkedMessage]:
+            read = 0
+            for read, found in enumerate(starmap(parked_message, messages), 1):
+                if not read % 1000:
+                    tell(1000)
+                if not env.is_control(found.properties) and matches(found):
+                    yield found
+            tell(read % 1000)
+
+        with closing(snapshot.read(item)) as messages:
+            for chunk in in_chunks(selected(messages), ROWS_PER_BATCH, BYTES_PER_BATCH):
                 rows = list(compress(chunk, rule.pending(chunk)))
                 if rows:
                     yield to_record_batch(rows, item.source, schema, constants)
 
     return schema, read_in_parallel(snapshot.ranges, batches)
-
-
-def _selected(
-    snapshot: PendingSnapshot, selection: Selection, item: PendingRange, progress: ReadProgress
-) -> Generator[ParkedMessage, None, None]:
-    matches = _predicate(selection, snapshot.target, item.source)
-    read = 0
-    with closing(snapshot.read(item)) as messages:
-        for found in starmap(parked_message, messages):
-            read += 1
-            if not read % 1000:
-                progress.add(1000)
-            if not env.is_control(found.properties) and matches(found):
-                yield found
-    progress.add(read % 1000)
 
 
 def _predicate(

@@ -26,8 +26,8 @@ from delaylevel.model.message import batch_size, text_of
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import PendingRange
 
-from .distribution import Distribution, Observation
-from .snapshot import PendingSnapshot, observe, own_topic
+from .horizon import Distribution
+from .snapshot import Observation, PendingSnapshot, observe, own_topic
 
 # Number of sampled entries in all partitions together, and the largest number in one.
 _ENTRIES = 110

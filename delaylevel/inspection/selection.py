@@ -19,8 +19,7 @@ from delaylevel.model.level_topic import Role
 from delaylevel.model.message import properties_of
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window
 
-from .cancelled import is_cancellation, name_of
-from .snapshot import PendingSnapshot, observe, own_topic
+from .snapshot import PendingSnapshot, is_cancellation, name_of, observe, own_topic
 
 
 @dataclass(frozen=True)
@@ -52,18 +51,19 @@ _POLL_S = 0.2
 CHUNK = 2000
 
 
-class ReadProgress:
-    """Progress of reads by several threads; ``tell`` is that of ``Inspector``."""
+Tell = Callable[[int], None]
 
-    def __init__(self, tell: Callable[[int], None] | None = None) -> None:
-        self._tell = tell
-        self._lock = threading.Lock()
 
-    def add(self, messages: int) -> None:
-        """Report messages that were read."""
-        if self._tell is not None:
-            with self._lock:
-                self._tell(messages)
+def in_turn(tell: Tell | None) -> Tell:
+    """Return a function that takes numbers from several threads, and passes on one at a time."""
+    lock = threading.Lock()
+
+    def passed_on(messages: int) -> None:
+        if tell is not None:
+            with lock:
+                tell(messages)
+
+    return passed_on
 
 
 def read_in_parallel(
@@ -120,7 +120,7 @@ def read_in_parallel(
             started -= 1
 
 
-def without_cancelled(snapshot: PendingSnapshot, progress: ReadProgress) -> PendingSnapshot:
+def without_cancelled(snapshot: PendingSnapshot, tell: Tell) -> PendingSnapshot:
     """Return a snapshot without the messages whose cancellations are in its ranges.
 
     If messages can be cancelled, the ranges are read for it.
@@ -132,7 +132,7 @@ def without_cancelled(snapshot: PendingSnapshot, progress: ReadProgress) -> Pend
         own = own_topic(item.source)
         with closing(snapshot.read(item)) as messages:
             while chunk := list(islice(messages, CHUNK)):
-                progress.add(len(chunk))
+                tell(len(chunk))
                 records = [one for one in chunk if is_cancellation(properties_of(one[0]))]
                 found = snapshot.cancelling(item.source, [observe(one, own) for one in records])
                 yield [

@@ -1,25 +1,154 @@
-"""The pending messages of a level topic at one moment: ranges to read, and which of them count."""
+"""The pending messages of a level topic at one moment: ranges to read, and which of them count.
+
+With the window ``tracker``, running dispatchers name the positions of the pending messages. The
+messages themselves are read from the topic, at these positions only, so that their rows are the
+same as without a dispatcher. What was stored after a dispatcher's last look, and partitions for
+which no dispatcher answers, are read from the topic as well.
+
+A message is cancelled if the journal of its window partition says so. It counts as cancelled from
+the moment at which its cancellation is stored, too, if that names its ID, due time and key as they
+are: the dispatcher will find it. Held messages cannot be cancelled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import compress
-from typing import Any
+from itertools import compress, pairwise
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
-from delaylevel.model.envelope import TARGET, due_of, is_control
+from delaylevel.cluster.threads import in_parallel
+from delaylevel.errors import EnvelopeError, MissingExtraError, NotFoundError
+from delaylevel.model.envelope import (
+    ATTEMPT,
+    CANCEL,
+    ID,
+    KIND,
+    TARGET,
+    Envelope,
+    due_of,
+    is_control,
+)
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.message import RawMessage, properties_of, text_of
-from delaylevel.model.position import Position, SourcePartition
-from delaylevel.topics.scan import ALWAYS, PendingRange, Window, pending_ranges
+from delaylevel.model.message import ParkedMessage, RawMessage, properties_of, text_of
+from delaylevel.model.position import EARLIEST, Position, SourcePartition, stable_id
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.members import metadata_of
+from delaylevel.topics.scan import (
+    ALWAYS,
+    PendingRange,
+    Window,
+    pending_ranges,
+    pending_start,
+    published_range,
+)
 
-from .cancelled import CancelledMessages, cancelled_due_ms, is_cancellation
-from .distribution import Messages, Observation
 from .live import LiveDispatchers
-from .window import StoredRule, broker_window, live_window, tracker_window
+
+if TYPE_CHECKING:
+    from .released import JournalView
+
+# -- messages, and those that are cancelled
+
+
+class Observation(NamedTuple):
+    """The facts about a message that decide when, where and for whom it is pending.
+
+    Attributes:
+        ledger, entry, batch: its position; batch is -1 for an unbatched entry.
+        due_ms: of a cancellation, that of the message that it names; None if it is unreadable.
+    """
+
+    ledger: int
+    entry: int
+    batch: int
+    due_ms: int | None
+    target: str
+    key: str
+    properties: Mapping[str, str]
+
+
+#: Messages of a partition, or cancellations.
+Messages: TypeAlias = Sequence[Observation | ParkedMessage]
+#: Tells which messages of a partition are not done with. It can be pickled, and threads share it.
+StoredRule: TypeAlias = Callable[[Messages], list[bool]]
+
+
+def is_cancellation(properties: Mapping[str, str]) -> bool:
+    """Return True for the properties of a cancellation, which is not a message."""
+    return properties.get(KIND) == CANCEL
+
+
+def name_of(target: str, message_id: str, due_ms: int | None, key: str) -> int:
+    """Return a number for a message, valid in this process: half a million need little memory."""
+    return hash((target, message_id, due_ms, key))
+
+
+def own_topic(source: SourcePartition) -> str:
+    """Return the full name of the topic to which a partition belongs."""
+    return source.name.without_partition.full
+
+
+def observe(found: RawMessage, own: str) -> Observation:
+    """Return the facts about a message; ``own`` is the topic in which it waits."""
+    message, ledger, entry, batch = found
+    properties = properties_of(message)
+    due_ms = due_of(properties)
+    if is_cancellation(properties):
+        with suppress(EnvelopeError):
+            due_ms = Envelope.read(properties).due_ms
+    key = text_of(message.partition_key)
+    return Observation(ledger, entry, batch, due_ms, properties.get(TARGET) or own, key, properties)
+
+
+@dataclass(frozen=True)
+class CancelledMessages:
+    """The cancelled messages of a level topic.
+
+    Attributes:
+        journals: the journals of window partitions that have cancelled messages, by their numbers.
+        parked: names of the messages whose cancellations are stored and not decided; see `name_of`.
+    """
+
+    description: LevelTopicDescription
+    journals: Mapping[int, JournalView]
+    parked: Collection[int] = frozenset()
+
+    def among(self, source: SourcePartition, messages: Messages) -> list[bool]:
+        """Return which messages of a partition are cancelled, or are cancellations."""
+        own = own_topic(source)
+        if not self.journals and not self.parked:
+            return [is_cancellation(message.properties) for message in messages]
+        return [self._is_cancelled(source, own, message) for message in messages]
+
+    def _is_cancelled(
+        self, source: SourcePartition, own: str, message: Observation | ParkedMessage
+    ) -> bool:
+        properties = message.properties
+        if is_cancellation(properties):
+            return True
+        target = properties.get(TARGET) or own
+        own_id = properties.get(ID)
+        if not own_id:
+            at = Position(message.ledger, message.entry, message.batch)
+            own_id = stable_id(source.topic, at)
+        attempt = properties.get(ATTEMPT, "0")
+        key = message.key or ""
+        name = name_of(target, own_id, message.due_ms, key)
+        if attempt == "0" and source.role is not Role.HELD and name in self.parked:
+            return True
+        if not self.journals or not attempt.isdecimal():
+            return False
+        partition = source.partition
+        if source.role is not Role.WINDOW:
+            partition = self.description.window_partition(key, own_id)
+        journal = self.journals.get(partition)
+        return journal is not None and journal.is_cancelled(own_id, target, key, int(attempt))
 
 
 @dataclass(frozen=True)
@@ -27,7 +156,6 @@ class PartitionRule:
     """The rule that tells which messages of one partition are pending. It can be pickled.
 
     Attributes:
-        source: the partition.
         not_done: the rule of a window partition; None elsewhere, where all are pending.
         cancelled: as in :class:`PendingSnapshot`.
     """
@@ -49,14 +177,208 @@ class PartitionRule:
         return [here and not gone for here, gone in zip(found, cancelled, strict=True)]
 
 
+# -- the final window
+
+# Threads that import the same module at once see it half-initialized if the import fails.
+_IMPORTING = Lock()
+#: Number of messages above which reading the topic is no slower than asking dispatchers.
+_MOST_MESSAGES = 100_000
+#: Number of ranges in which the messages of a partition are read; between them, others are skipped.
+_RANGES = 24
+#: Number of entries up to which reading them is faster than a further range.
+_GAP_ENTRIES = 2_000
+
+
+@dataclass
+class _WindowContents:
+    """Messages in the final window that may be pending.
+
+    Attributes:
+        ranges: ranges with all pending messages that are due in some time, and maybe others.
+        rules: the rule of each partition that has a range, by its number.
+        journals: the journals that were read, by the number of the partition.
+    """
+
+    ranges: list[PendingRange] = field(default_factory=list)
+    rules: dict[int, StoredRule] = field(default_factory=dict)
+    journals: dict[int, JournalView] = field(default_factory=dict)
+
+
+def _broker_window(
+    admin: TopicAdmin,
+    description: LevelTopicDescription,
+    target: str | None,
+    now_ms: int,
+    due: Window,
+) -> _WindowContents:
+    """Return the messages of business topics that are not due yet; the broker delays them."""
+    found = _WindowContents()
+    from_ms = max(now_ms, due.from_ms if due.from_ms is not None else now_ms)
+    # They were published when they were near-due, so only that time is read back, and a lead more
+    # because of clocks that differ.
+    finest = description.levels[-1]
+    since_ms = from_ms - finest.near_due_ms - finest.lead_ms
+    if since_ms > now_ms or (due.before_ms is not None and due.before_ms <= from_ms):
+        return found
+    for name in map(TopicName.parse, description.targets if target is None else (target,)):
+        metadata = metadata_of(admin, name)
+        if metadata is None:
+            continue
+        partitions = [name.partition(index) for index in range(metadata.partitions)] or [name]
+        for index, partition in enumerate(partitions):
+            source = SourcePartition(description.topic, partition.full, Role.WINDOW, -1, index, 0)
+            found.rules[index] = partial(_due_after, time_ms=now_ms)
+            found.ranges += _published_since(admin, source, EARLIEST, since_ms)
+    return found
+
+
+def _due_after(messages: Messages, time_ms: int) -> list[bool]:
+    return [one.due_ms is not None and one.due_ms > time_ms for one in messages]
+
+
+def _tracker_window(
+    client: Any,
+    admin: TopicAdmin,
+    description: LevelTopicDescription,
+    partitions: Sequence[int],
+) -> _WindowContents:
+    """Return the unacknowledged messages of window partitions that no journal has as released."""
+    # Whatever their due times: `levels drain` puts messages there long before.
+    found = _WindowContents()
+
+    def read_journal(index: int) -> JournalView:
+        try:
+            with _IMPORTING:
+                from .released import released_by_journal
+        except (ModuleNotFoundError, MissingExtraError) as error:
+            raise MissingExtraError(
+                "the window's journal cannot be read without "
+                f"{error.name or 'numpy and pyroaring'}: pip install 'delaylevel[window]'"
+            ) from error
+        return released_by_journal(client, admin, description.journal_topic.partition(index))
+
+    def read_range(index: int) -> list[PendingRange]:
+        source = _source(description, index)
+        return _published_since(admin, source, pending_start(admin, source.name), None)
+
+    # Journals are read before ranges: a message that is released in between is still shown, and one
+    # that was released earlier is not.
+    for index, journal in zip(partitions, in_parallel(read_journal, partitions), strict=True):
+        found.journals[index] = journal
+        found.rules[index] = journal.stored
+    found.ranges = [item for items in in_parallel(read_range, partitions) for item in items]
+    return found
+
+
+def _live_window(
+    admin: TopicAdmin,
+    description: LevelTopicDescription,
+    live: LiveDispatchers,
+    due: Window,
+    others: Callable[[Sequence[int]], _WindowContents],
+) -> _WindowContents:
+    """Return the messages that running dispatchers name as pending.
+
+    Args:
+        others: function that returns what is in the partitions for which no dispatcher answers.
+    """
+    asked = live.ask("pending", from_=due.from_ms, to=due.before_ms, limit=_MOST_MESSAGES)
+    # A dispatcher does not tell which of its rows are cancelled, and the message of a cancellation
+    # that waits there is elsewhere, perhaps in a level.
+    answers = {
+        index: answer
+        for index, answer in asked.items()
+        if not (answer.get("cancelled") or answer.get("cancellations"))
+    }
+    if any(each["more"] for each in asked.values()):
+        answers = {}
+    missing = [index for index in range(description.window_partitions) if index not in answers]
+    found = others(missing) if missing else _WindowContents()
+    for index, answer in sorted(answers.items()):
+        known = _Known.of(index, answer)
+        found.rules[index] = known.stored
+        source = _source(description, index)
+        after = Position(*known.read_to).next
+        for first, end in known.clusters():
+            found.ranges.append(PendingRange(source, first, min(end, after)))
+        start = max(pending_start(admin, source.name), after)
+        found.ranges += _published_since(admin, source, start, None)
+    return found
+
+
+class _Known(NamedTuple):
+    """The pending messages of one window partition.
+
+    Attributes:
+        read_to: position of the last message that the dispatcher has read; the rest is pending.
+    """
+
+    positions: frozenset[tuple[int, int, int]]
+    read_to: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, index: int, answer: Mapping[str, Any]) -> _Known:
+        """Return what the answer of a dispatcher says about a partition."""
+        place = answer["read_to"][str(index)] or (EARLIEST.ledger, EARLIEST.entry, 0)
+        found = frozenset(
+            (ledger, entry, batch)
+            for _, partition, ledger, entry, batch, _ in answer["rows"]
+            if partition == index
+        )
+        return cls(found, (place[0], place[1], place[2]))
+
+    def stored(self, messages: Messages) -> list[bool]:
+        """Return which messages are not done with."""
+        places = [(each.ledger, each.entry, max(each.batch, 0)) for each in messages]
+        return [place in self.positions or place > self.read_to for place in places]
+
+    def clusters(self) -> list[tuple[Position, Position]]:
+        """Return ranges of entries with all positions; the largest gaps are between them."""
+        entries = sorted({(ledger, entry) for ledger, entry, _ in self.positions})
+        if not entries:
+            return []
+        gaps = [
+            (after[1] - before[1] if after[0] == before[0] else _GAP_ENTRIES + 1, number)
+            for number, (before, after) in enumerate(pairwise(entries), 1)
+        ]
+        wide = sorted((gap for gap in gaps if gap[0] > _GAP_ENTRIES), reverse=True)[: _RANGES - 1]
+        starts = [0, *sorted(number for _, number in wide)]
+        ends = [*starts[1:], len(entries)]
+        return [
+            (Position(*entries[first]), Position(*entries[last - 1]).next_entry)
+            for first, last in zip(starts, ends, strict=True)
+        ]
+
+
+def _source(description: LevelTopicDescription, index: int) -> SourcePartition:
+    """Return a partition of the window topic."""
+    name = description.window_topic.partition(index).full
+    return SourcePartition(description.topic, name, Role.WINDOW, -1, index, 0)
+
+
+def _published_since(
+    admin: TopicAdmin, source: SourcePartition, start: Position, since_ms: int | None
+) -> list[PendingRange]:
+    """Return the range of a partition from a position and publish time on; none if it is empty."""
+    try:
+        found = published_range(admin, source, Window(since_ms, None), start, 0)
+    except NotFoundError:
+        return []  # a deleted target
+    return [found] if found.start < found.end else []
+
+
+# -- everything that is pending
+
+
 @dataclass(frozen=True)
 class PendingSnapshot:
     """The pending messages of a level topic at one moment.
 
-    The ranges contain all pending messages, and maybe others. ``target`` is the full name of the
-    only business topic to include, or None for all. ``window_rules`` are those of the window's
-    partitions, see :class:`.window.WindowContents`. ``cancelled`` are the messages to leave out, or
-    None if messages of the level topic cannot be cancelled.
+    Attributes:
+        target: full name of the only business topic to include; None for all.
+        ranges: ranges that contain all pending messages, and maybe others.
+        window_rules: the rules of the window's partitions, by their numbers.
+        cancelled: the messages to leave out; None if messages cannot be cancelled.
     """
 
     client: Any
@@ -122,33 +444,16 @@ def take_snapshot(
     # Levels before the window, in the direction of messages: one that a mover forwards meanwhile is
     # in one of the ranges, or in both.
     levels = pending_ranges(admin, description, now_ms, due=due, wanted=wanted, slack_ms=slack_ms)
-    if description.final_window is FinalWindow.TRACKER:
-        read = partial(tracker_window, client, admin, description)
-        if live is not None:
-            window = live_window(admin, description, live, due, read)
-        else:
-            window = read(range(description.window_partitions))
+    read = partial(_tracker_window, client, admin, description)
+    if description.final_window is not FinalWindow.TRACKER:
+        window = _broker_window(admin, description, target, now_ms, due)
+    elif live is not None:
+        window = _live_window(admin, description, live, due, read)
     else:
-        targets = description.targets if target is None else (target,)
-        window = broker_window(admin, description, targets, now_ms, due)
+        window = read(range(description.window_partitions))
     ranges = [*levels, *(item for item in window.ranges if wanted(item.source))]
     cancelled = None
     if description.cancellable:
-        journals = {index: each for index, each in window.journals.items() if each.cancels}
+        journals = {index: each for index, each in window.journals.items() if each.cancelled}
         cancelled = CancelledMessages(description, journals)
     return PendingSnapshot(client, admin, description, target, ranges, window.rules, cancelled)
-
-
-def observe(found: RawMessage, own: str) -> Observation:
-    """Return the facts about a message; ``own`` is the topic in which it waits."""
-    message, ledger, entry, batch = found
-    properties = properties_of(message)
-    target = properties.get(TARGET) or own
-    due_ms = (cancelled_due_ms if is_cancellation(properties) else due_of)(properties)
-    key = text_of(message.partition_key)
-    return Observation(ledger, entry, batch, due_ms, target, key, properties)
-
-
-def own_topic(source: SourcePartition) -> str:
-    """Return the full name of the topic to which a partition belongs."""
-    return source.name.without_partition.full

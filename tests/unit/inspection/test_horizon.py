@@ -19,8 +19,8 @@ from delaylevel.cli.horizon import horizon_text
 from delaylevel.cluster.port import LedgerInfo
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import sampling
-from delaylevel.inspection.distribution import Distribution, Observation, Stratum
-from delaylevel.inspection.horizon import DAY, HOUR, build
+from delaylevel.inspection.horizon import DAY, HOUR, Distribution, Stratum, build
+from delaylevel.inspection.snapshot import Observation
 from delaylevel.model.envelope import DUE, TARGET
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import RawMessage

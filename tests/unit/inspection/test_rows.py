@@ -191,7 +191,7 @@ def test_an_error_during_a_read_keeps_its_message(
 
 def test_a_limit_avoids_reading_all_rows(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delaylevel.inspection.sampling._COUNTED", 100)
-    monkeypatch.setattr("delaylevel.inspection.distribution._MARGIN", 5)
+    monkeypatch.setattr("delaylevel.inspection.horizon._MARGIN", 5)
     pending, read = filled(400), list[int]()
     look = pending.look(slack_ms=60_000, tell=read.append)
     every = [row.id for row in look.rows()]
@@ -203,7 +203,7 @@ def test_a_limit_avoids_reading_all_rows(filled: Filled, monkeypatch: pytest.Mon
     assert [row.id for row in look.rows(later, limit=10)] == every[200:210]
     assert [row.id for row in look.rows(limit=1000)] == every
     # If the estimated range has too few messages, a second read returns the right rows.
-    monkeypatch.setattr("delaylevel.inspection.distribution._MARGIN", -20)
+    monkeypatch.setattr("delaylevel.inspection.horizon._MARGIN", -20)
     assert [row.id for row in look.rows(limit=10)] == every[:10]
 
 
