@@ -7,9 +7,7 @@ are overdue, or if the broker has seen no trace of one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import Problem
@@ -24,20 +22,8 @@ from .status import LevelTopicStatus, PartitionStatus
 _STALE_MS = 60_000
 
 
-@dataclass(frozen=True)
-class MissingHost(Problem):
-    """A mover or dispatcher that does not run, or is connected and does not work.
-
-    Attributes:
-        stale: True if one is connected.
-    """
-
-    kind: Literal["mover", "dispatcher"]
-    stale: bool = False
-
-
-def missing_hosts(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> tuple[MissingHost, ...]:
-    """Return the mover and the dispatcher that are missing; none if messages are delivered.
+def missing_hosts(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> list[Problem]:
+    """Return the mover and the dispatcher that do not run or do not work.
 
     Args:
         topic: the name of the business topic or level topic in texts and commands.
@@ -47,30 +33,30 @@ def missing_hosts(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> tuple[
         found.append(_missing_mover(admin, at, topic))
     if any(row.stats for row in at.rows(Role.WINDOW)):
         found.append(missing_dispatcher(at, topic))
-    return tuple(item for item in found if item is not None)
+    return [item for item in found if item is not None]
 
 
-def summary(missing: Iterable[MissingHost], topic: str) -> list[str]:
+def summary(missing: Sequence[Problem], topic: str) -> list[str]:
     """Return a line for each problem; one line if the same command solves two."""
-    found = list(missing)
-    absent = [item for item in found if not item.stale]
-    if len(absent) > 1 and len({item.remedy for item in absent}) == 1:
-        return [f"no mover and no dispatcher is running for {topic}: {absent[0].remedy}"]
-    return list(map(str, found))
+    if len(missing) > 1 and len({item.remedy for item in missing}) == 1:
+        return [f"no mover and no dispatcher is running for {topic}: {missing[0].remedy}"]
+    return list(map(str, missing))
 
 
-def _missing_mover(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> MissingHost | None:
+def _missing_mover(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> Problem | None:
     overdue = f"hand-offs are overdue by {format_duration(at.behind_ms)}"
     function = at.description.mover is Mover.FUNCTION
     if names := ", ".join(at.consumers[:3]):
+        if not at.late:
+            return None
         restart = " (`pulsar-admin functions restart`)" * function
-        says = f"the mover of {topic} does not keep up: {names} is connected, and {overdue}"
-        remedy = f"look at its log, and restart it{restart}"
-        return MissingHost(says, remedy, "mover", stale=True) if at.late else None
+        return Problem(
+            f"the mover of {topic} does not keep up: {names} is connected, and {overdue}",
+            f"look at its log, and restart it{restart}",
+        )
     absent = f"no mover is running for {topic}"
     if function:
-        command = f"`delaylevel mover deploy {shell(at.description.topic)}`"
-        return MissingHost(absent, command, "mover")
+        return Problem(absent, f"`delaylevel mover deploy {shell(at.description.topic)}`")
     times = [row.subscription.acknowledged_ms for row in at.partitions if row.subscription]
     last_ms = max((time_ms for time_ms in times if time_ms is not None), default=None)
     if at.late:
@@ -80,7 +66,7 @@ def _missing_mover(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> Missi
         absent += f", and {overdue}"
     elif last_ms is not None or any(_had_mover(admin, row) for row in at.partitions):
         return None  # it may run at intervals
-    return MissingHost(absent, f"`delaylevel run {shell(topic)}`", "mover")
+    return Problem(absent, f"`delaylevel run {shell(topic)}`")
 
 
 def _had_mover(admin: TopicAdmin, row: PartitionStatus) -> bool:
@@ -91,19 +77,18 @@ def _had_mover(admin: TopicAdmin, row: PartitionStatus) -> bool:
         return True  # since the broker opened the partition; `doctor` opens the first one
     if not row.storage_bytes:
         return False
-    position = admin.mark_delete_position(TopicName.parse(row.topic), SUBSCRIPTION)
-    return position.entry >= 0
+    return admin.mark_delete_position(TopicName.parse(row.topic), SUBSCRIPTION).entry >= 0
 
 
-def missing_dispatcher(at: LevelTopicStatus, topic: str) -> MissingHost | None:
-    """Return the dispatcher if none is connected, or if one is and releases nothing; else None."""
+def missing_dispatcher(at: LevelTopicStatus, topic: str) -> Problem | None:
+    """Return the dispatcher if none is connected, or if one is and releases nothing."""
     description = at.description
     names = ", ".join(at.dispatchers[:3])
     if not names:
         command = f"`delaylevel run {shell(topic)}`"
         if description.mover is not Mover.SERVICE:
             command = f"`delaylevel dispatcher run {shell(description.topic)}`"
-        return MissingHost(f"no dispatcher is running for {topic}", command, "dispatcher")
+        return Problem(f"no dispatcher is running for {topic}", command)
     times = [row.oldest_publish_ms for row in at.rows(Role.WINDOW)]
     oldest_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
     if oldest_ms is None or description.pauses.last(at.now_ms):
@@ -113,11 +98,9 @@ def missing_dispatcher(at: LevelTopicStatus, topic: str) -> MissingHost | None:
     waited_ms = at.now_ms - oldest_ms
     if waited_ms - description.levels[-1].near_due_ms <= _STALE_MS:
         return None
-    return MissingHost(
+    return Problem(
         f"the dispatcher of {topic} may have stopped releasing messages: {names} is connected, "
         f"and a message has been in the window for {format_duration(waited_ms)}",
         f"`delaylevel pending list {shell(topic)}` shows if it is due later, as after `levels "
         "drain`; otherwise look at the dispatcher's log, and restart it",
-        "dispatcher",
-        stale=True,
     )

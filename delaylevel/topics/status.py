@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any
@@ -89,7 +90,7 @@ def window_stats(
 ) -> tuple[PartitionStatus, ...]:
     """Request the status of the window topic alone: of the partitions that the broker reports."""
     member = Member(description.window_topic, Role.WINDOW, description.window_partitions)
-    rows = _member_rows(admin, description, member, as_described=False)
+    rows = _rows(description, member, admin.partitioned_stats(member.topic))
     return tuple(row for row in rows if row.stats is not None)
 
 
@@ -97,22 +98,6 @@ def pending_entries_in(stats: PartitionStats) -> int:
     """Return the number of entries that the durable subscription has not acknowledged."""
     subscription = stats.subscriptions.get(SUBSCRIPTION)
     return 0 if subscription is None else subscription.backlog_entries
-
-
-def _member_rows(
-    admin: TopicAdmin, description: LevelTopicDescription, member: Member, *, as_described: bool
-) -> list[PartitionStatus]:
-    found = dict(admin.partitioned_stats(member.topic))
-    if as_described:
-        described = range(member.partitions)
-        found = {index: stats for index, stats in found.items() if index in described}
-        for index in described:
-            if index not in found:
-                try:
-                    found[index] = admin.partition_stats(member.topic.partition(index))
-                except NotFoundError:
-                    continue
-    return _rows(description, member, found)
 
 
 def _rows(
@@ -296,16 +281,20 @@ def status(
 
     def look(member: Member) -> list[PartitionStatus]:
         try:
-            return _member_rows(admin, description, member, as_described=as_described)
+            found = dict(admin.partitioned_stats(member.topic))
         except NotFoundError:
             return _rows(description, member, {})
+        if as_described:
+            described = range(member.partitions)
+            for index in sorted({*described} - found.keys()):
+                with suppress(NotFoundError):
+                    found[index] = admin.partition_stats(member.topic.partition(index))
+            found = {index: stats for index, stats in found.items() if index in described}
+        return _rows(description, member, found)
 
     members = [member for member in description.members() if member.role in roles]
     found = in_parallel(look, members)
     return LevelTopicStatus(description, now_ms, tuple(chain.from_iterable(found)))
-
-
-_REPORTED_ROLES = (Role.LEVEL, Role.HELD, Role.DEAD_LETTER, Role.WINDOW)
 
 
 def reported(
@@ -313,58 +302,49 @@ def reported(
 ) -> LevelTopicStatus:
     """Return the present status of what processes report: levels, window, held and dead letters."""
     now_ms = (clock or SystemClock()).now_ms()
-    return status(admin, description, now_ms, as_described=False, roles=_REPORTED_ROLES)
+    roles = (Role.LEVEL, Role.HELD, Role.DEAD_LETTER, Role.WINDOW)
+    return status(admin, description, now_ms, as_described=False, roles=roles)
 
 
 #: Time for which statistics of the broker are used again, in s.
 _FRESH_S = 10.0
 
-#: What a request for a status led to.
-_Answer = LevelTopicStatus | DelayLevelError
-
 
 class StatusCache:
-    """The status of level topics, at most some seconds old."""
+    """The status of level topics, at most some seconds old; None if no broker reports one.
+
+    If no broker answers at all, the wait for one level topic is enough for as long.
+    """
 
     def __init__(self, read: Callable[[LevelTopicDescription], LevelTopicStatus]) -> None:
         self._read = read
         self._requesting = threading.Lock()
-        self._found: dict[str, tuple[float, _Answer]] = {}  # with its time, in s
+        self._found: dict[str, tuple[float, LevelTopicStatus | None]] = {}  # with its time, in s
+        self._silent_s = float("-inf")  # time at which no broker answered, in s
 
     def read(self, description: LevelTopicDescription) -> LevelTopicStatus | None:
-        """Return the status of a level topic; None if the broker does not report it."""
-        return _known(self._answer(description))
+        """Return the status of a level topic."""
+        with self._requesting:
+            now_s = time.monotonic()
+            found = self._found.get(description.topic)
+            if found is not None and now_s - found[0] <= _FRESH_S:
+                return found[1]
+            if now_s - self._silent_s <= _FRESH_S:
+                return None
+            answer = None
+            try:
+                answer = self._read(description)
+            except DelayLevelError as error:
+                if isinstance(error, BrokerUnreachableError) and not error.address:
+                    self._silent_s = time.monotonic()
+            self._found[description.topic] = time.monotonic(), answer
+            return answer
 
     def read_all(
         self, descriptions: Iterable[LevelTopicDescription]
     ) -> dict[str, LevelTopicStatus | None]:
-        """Return the status of level topics by name; None for those not reported.
-
-        If no broker answers, the wait for one level topic is enough.
-        """
-        found: dict[str, LevelTopicStatus | None] = {}
-        silent = False
-        for description in descriptions:
-            answer = None if silent else self._answer(description)
-            silent |= isinstance(answer, BrokerUnreachableError) and not answer.address
-            found[description.topic] = _known(answer)
-        return found
-
-    def _answer(self, description: LevelTopicDescription) -> _Answer:
-        with self._requesting:
-            found = self._found.get(description.topic)
-            if found is None or time.monotonic() - found[0] > _FRESH_S:
-                answer: _Answer
-                try:
-                    answer = self._read(description)
-                except DelayLevelError as error:
-                    answer = error
-                found = self._found[description.topic] = time.monotonic(), answer
-            return found[1]
-
-
-def _known(answer: _Answer | None) -> LevelTopicStatus | None:
-    return None if isinstance(answer, DelayLevelError) else answer
+        """Return the status of level topics by name."""
+        return {each.topic: self.read(each) for each in descriptions}
 
 
 def backlog_series(part: str, found: Mapping[str, LevelTopicStatus | None]) -> Iterator[Any]:
