@@ -40,7 +40,7 @@ from delaylevel.inspection.horizon import place_of
 from delaylevel.inspection.snapshot import PartitionRule, is_cancellation, take_snapshot
 from delaylevel.model.clock import SystemClock, duration_ms, instant_ms
 from delaylevel.model.due_time import LATEST_DUE_MS
-from delaylevel.model.envelope import ATTEMPT, DUE, is_control
+from delaylevel.model.envelope import ATTEMPT, DUE
 from delaylevel.model.formatting import format_instant, parse_iso
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import ParkedMessage
@@ -243,8 +243,6 @@ class PendingRange(InputRange):
                 continue
             for one in compress(chunk, self.rule.pending(chunk)):
                 due_ms = one.due_ms
-                if is_control(one.properties):
-                    continue
                 if not due.bounded or (due_ms is not None and due_ms in due):
                     yield one
 

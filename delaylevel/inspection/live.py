@@ -58,9 +58,7 @@ class LiveDispatchers:
     def ask(self, question: str, **parameters: object) -> dict[int, Mapping[str, Any]]:
         """Ask all dispatchers; return the answers by window partition, where there is one.
 
-        Args:
-            parameters: parameters of the query, in the spelling of the endpoint but for a trailing
-                underscore; those that are None are left out.
+        A trailing underscore of a parameter's name is left out, and so are those that are None.
         """
         try:
             owners = {
@@ -71,8 +69,7 @@ class LiveDispatchers:
         except BrokerError as error:
             self.refusals = {"": str(error)}
             return {}
-        values = {name.rstrip("_"): value for name, value in parameters.items()}
-        given = {name: value for name, value in values.items() if value is not None}
+        given = {name.rstrip("_"): value for name, value in parameters.items() if value is not None}
         query = urlencode({"topic": self._description.topic, **given})
         distinct = sorted(set(owners.values()))
         # Several processes of one command answer at one address.

@@ -99,7 +99,7 @@ def read_rows(
             for read, found in enumerate(starmap(parked_message, messages), 1):
                 if not read % 1000:
                     tell(1000)
-                if not env.is_control(found.properties) and matches(found):
+                if matches(found):
                     yield found
             tell(read % 1000)
 
@@ -125,15 +125,12 @@ def _predicate(
         if bounded and ((due_ms := message.due_ms) is None or due_ms not in due):
             return False
         properties = message.properties
-        if target is not None and (properties.get(env.TARGET) or own) != target:
-            return False
-        if key is not None and message.key != key:
-            return False
-        if wanted and any(properties.get(name) != value for name, value in wanted):
-            return False
-        if id_ is None:
-            return True
-        return (properties.get(env.ID) or message.stable_id(source.topic)) == id_
+        return (
+            (target is None or (properties.get(env.TARGET) or own) == target)
+            and (key is None or message.key == key)
+            and (not wanted or all(properties.get(name) == value for name, value in wanted))
+            and (id_ is None or (properties.get(env.ID) or message.stable_id(source.topic)) == id_)
+        )
 
     return matches
 

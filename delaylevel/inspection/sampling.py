@@ -12,7 +12,6 @@ of messages in an entry has to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -51,26 +50,19 @@ def sample(snapshot: PendingSnapshot) -> list[Distribution] | None:
 
     None if counting all messages takes no longer than sampling them.
     """
-    ranges, sizes = snapshot.ranges, list(_sizes(snapshot))
-    if sum(len(entries) * (mean or LARGEST_BATCH) for entries, mean, _ in sizes) <= _COUNTED:
+    samplers = _samplers(snapshot)
+    if sum(sampler.most for sampler in samplers) <= _COUNTED:
         return None
-    samplers = [
-        _RangeSampler(snapshot, item, *size) for item, size in zip(ranges, sizes, strict=True)
-    ]
     # The first sample of a range shows the size of its entries, and so which to sample next.
     in_parallel(lambda sampler: sampler.sample(0), samplers)
-    most = max(1, min(_MOST_ENTRIES, _ENTRIES // len(ranges)))
+    most = max(1, min(_MOST_ENTRIES, _ENTRIES // len(samplers)))
     work = [(sampler, number) for sampler in samplers for number in sampler.further_entries(most)]
     in_parallel(lambda one: one[0].sample(one[1]), work)
     return [sampler.estimate() for sampler in samplers]
 
 
-def _sizes(snapshot: PendingSnapshot) -> Iterator[tuple[EntryRange, float | None, bool]]:
-    """Yield the entries of each range, and the mean number of messages in one if it is known.
-
-    The last part is True if it is the mean of exactly these entries.
-    """
-    admin = snapshot.admin
+def _samplers(snapshot: PendingSnapshot) -> list[_RangeSampler]:
+    admin, samplers = snapshot.admin, []
     # Messages before entries: a message that is published in between must not raise the mean.
     messages: dict[TopicName, int] = {}
     topics = {item.source.name.without_partition for item in snapshot.ranges}
@@ -81,8 +73,10 @@ def _sizes(snapshot: PendingSnapshot) -> Iterator[tuple[EntryRange, float | None
         entries = EntryRange(ledgers, item.start, item.end)
         count = messages.get(item.source.name, 0)
         # The broker's counters begin when it opens a topic, and may not include all entries.
-        known = added and count and added >= len(entries)
-        yield entries, count / added if known else None, bool(known) and added == len(entries)
+        per_entry = count / added if count and added and added >= len(entries) else None
+        counted = per_entry is not None and added == len(entries)
+        samplers.append(_RangeSampler(snapshot, item, entries, per_entry, counted))
+    return samplers
 
 
 @dataclass(frozen=True)
@@ -122,13 +116,17 @@ class _RangeSampler:
         self._entries = entries
         self._per_entry = per_entry
         self._counted = counted
-        self._own_topic = own_topic(item.source)
         self._in_window = item.source.role is Role.WINDOW
         self._least = _WINDOW_MESSAGES if self._in_window else _LEAST_MESSAGES
         # The number of entries in a sample is unknown before the first one. Prefetching too many
         # entries costs more than another request.
         self._queue = _WINDOW_MESSAGES // 4 if self._in_window else 1
         self._samples: list[_EntrySample] = []
+
+    @property
+    def most(self) -> float:
+        """The number of messages, or more if it is unknown."""
+        return len(self._entries) * (self._per_entry or LARGEST_BATCH)
 
     def further_entries(self, most: int) -> list[int]:
         """Return the numbers of further entries to sample, so that samples do not overlap."""
@@ -139,6 +137,7 @@ class _RangeSampler:
         """Sample an entry, or several small ones; skip entries that no longer exist."""
         if number >= len(self._entries):
             return
+        source, own = self._item.source, own_topic(self._item.source)
         found: list[Observation] = []
         first: Any = None
         size = 0
@@ -149,7 +148,7 @@ class _RangeSampler:
                 if first is None:
                     first = one[0]
                     size = max(1, batch_size(first.message_id()))
-                found.append(observe(one, self._own_topic))
+                found.append(observe(one, own))
                 stored += _stored_bytes(one[0], found[-1])
                 if len(found) >= max(self._least, min(size, _MOST_MESSAGES)):
                     break
@@ -159,19 +158,16 @@ class _RangeSampler:
         entries = len({(one.ledger, one.entry) for one in found})
         per_entry = float(size) if size > 1 else len(found) / entries
         self._queue = max(1, int(self._least / per_entry))
-        source = self._item.source
-        pending = self._snapshot.select(source, found)
-        cancelling = self._snapshot.cancelling(source, found)
-        published_ms = first.publish_timestamp()
+        compressed = any(COMPRESSION in one.properties for one in found)
         self._samples.append(
             _EntrySample(
                 number,
-                published_ms,
+                first.publish_timestamp(),
                 per_entry,
                 len(found),
-                0.0 if any(COMPRESSION in one.properties for one in found) else stored / len(found),
-                pending,
-                cancelling,
+                0.0 if compressed else stored / len(found),
+                self._snapshot.select(source, found),
+                self._snapshot.cancelling(source, found),
             )
         )
 
@@ -189,7 +185,7 @@ class _RangeSampler:
         stretches = [
             (end - here.number) * size for here, end, size in zip(samples, ends, sizes, strict=True)
         ]
-        scale = self._messages() / sum(stretches)
+        scale = self._messages(samples) / sum(stretches)
         times_ms = [one.publish_ms for one in samples]
         for here, until_ms, stretch in zip(
             samples, [*times_ms[1:], times_ms[-1]], stretches, strict=True
@@ -200,28 +196,19 @@ class _RangeSampler:
             result.add(here.cancelling, -weight, spread_ms)
         return result
 
-    @property
-    def _by_bytes(self) -> bool:
-        """True if the number of messages follows from bytes."""
-        return self._entries.bytes is not None and all(one.size for one in self._samples)
-
-    def _sized(self) -> list[_EntrySample]:
-        """Return the samples that represent all entries."""
-        samples = sorted(self._samples, key=lambda one: one.number)
-        return samples[1:-1] if len(samples) > 3 and not self._by_bytes else samples
-
-    def _messages(self) -> float:
+    def _messages(self, samples: list[_EntrySample]) -> float:
         """Return the approximate number of messages, pending or not."""
-        entries, samples = len(self._entries), self._sized()
+        entries, stored = len(self._entries), self._entries.bytes
         if self._per_entry is not None and self._counted:
             return entries * self._per_entry
-        mean = sum(one.per_entry for one in samples) / len(samples)
-        if self._by_bytes:
-            assert self._entries.bytes is not None
-            size = sum(one.per_entry * one.size for one in samples) / len(samples) / mean
-            found = (self._entries.bytes - entries * _ENTRY_BYTES) / size
+        if stored is not None and all(one.size for one in samples):
+            sampled_bytes = sum(one.per_entry * one.size for one in samples)
+            size = sampled_bytes / sum(one.per_entry for one in samples)
+            found = (stored - entries * _ENTRY_BYTES) / size
             return min(max(found, float(entries)), float(entries * LARGEST_BATCH))
-        return entries * (self._per_entry or mean)
+        if len(samples) > 3:
+            samples = samples[1:-1]
+        return entries * (self._per_entry or sum(one.per_entry for one in samples) / len(samples))
 
 
 def _stored_bytes(message: Any, seen: Observation) -> float:

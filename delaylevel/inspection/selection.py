@@ -125,7 +125,7 @@ def without_cancelled(snapshot: PendingSnapshot, tell: Tell) -> PendingSnapshot:
 
     If messages can be cancelled, the ranges are read for it.
     """
-    if snapshot.cancelled is None:
+    if not snapshot.description.cancellable:
         return snapshot
 
     def read(item: PendingRange) -> Iterator[list[int]]:
@@ -142,4 +142,4 @@ def without_cancelled(snapshot: PendingSnapshot, tell: Tell) -> PendingSnapshot:
     # Held messages cannot be cancelled.
     ranges = [item for item in snapshot.ranges if item.source.role is not Role.HELD]
     parked = frozenset(name for names in read_in_parallel(ranges, read) for name in names)
-    return replace(snapshot, cancelled=replace(snapshot.cancelled, parked=parked))
+    return replace(snapshot, parked=parked)

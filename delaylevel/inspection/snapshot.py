@@ -107,74 +107,58 @@ def observe(found: RawMessage, own: str) -> Observation:
 
 
 @dataclass(frozen=True)
-class CancelledMessages:
-    """The cancelled messages of a level topic.
-
-    Attributes:
-        journals: the journals of window partitions that have cancelled messages, by their numbers.
-        parked: names of the messages whose cancellations are stored and not decided; see `name_of`.
-    """
-
-    description: LevelTopicDescription
-    journals: Mapping[int, JournalView]
-    parked: Collection[int] = frozenset()
-
-    def among(self, source: SourcePartition, messages: Messages) -> list[bool]:
-        """Return which messages of a partition are cancelled, or are cancellations."""
-        own = own_topic(source)
-        if not self.journals and not self.parked:
-            return [is_cancellation(message.properties) for message in messages]
-        return [self._is_cancelled(source, own, message) for message in messages]
-
-    def _is_cancelled(
-        self, source: SourcePartition, own: str, message: Observation | ParkedMessage
-    ) -> bool:
-        properties = message.properties
-        if is_cancellation(properties):
-            return True
-        target = properties.get(TARGET) or own
-        own_id = properties.get(ID)
-        if not own_id:
-            at = Position(message.ledger, message.entry, message.batch)
-            own_id = stable_id(source.topic, at)
-        attempt = properties.get(ATTEMPT, "0")
-        key = message.key or ""
-        name = name_of(target, own_id, message.due_ms, key)
-        if attempt == "0" and source.role is not Role.HELD and name in self.parked:
-            return True
-        if not self.journals or not attempt.isdecimal():
-            return False
-        partition = source.partition
-        if source.role is not Role.WINDOW:
-            partition = self.description.window_partition(key, own_id)
-        journal = self.journals.get(partition)
-        return journal is not None and journal.is_cancelled(own_id, target, key, int(attempt))
-
-
-@dataclass(frozen=True)
 class PartitionRule:
     """The rule that tells which messages of one partition are pending. It can be pickled.
 
     Attributes:
         not_done: the rule of a window partition; None elsewhere, where all are pending.
-        cancelled: as in :class:`PendingSnapshot`.
+        journals: the journals of window partitions that have cancelled messages, by their numbers.
+        parked: names of the messages whose cancellations are stored and not decided; see `name_of`.
     """
 
+    description: LevelTopicDescription
     source: SourcePartition
     not_done: StoredRule | None
-    cancelled: CancelledMessages | None
+    journals: Mapping[int, JournalView]
+    parked: Collection[int]
 
     def stored(self, messages: Messages) -> list[bool]:
         """Return which messages and cancellations are not done with."""
         return [True] * len(messages) if self.not_done is None else self.not_done(messages)
 
     def pending(self, messages: Messages) -> list[bool]:
-        """Return which messages are pending."""
-        found = self.stored(messages)
-        if self.cancelled is None:
+        """Return which messages are pending; control records are not."""
+        found = [
+            here and not is_control(message.properties)
+            for here, message in zip(self.stored(messages), messages, strict=True)
+        ]
+        if not self.journals and not self.parked:
             return found
-        cancelled = self.cancelled.among(self.source, messages)
-        return [here and not gone for here, gone in zip(found, cancelled, strict=True)]
+        own = own_topic(self.source)
+        return [
+            here and not self._is_cancelled(own, message)
+            for here, message in zip(found, messages, strict=True)
+        ]
+
+    def _is_cancelled(self, own: str, message: Observation | ParkedMessage) -> bool:
+        properties = message.properties
+        target = properties.get(TARGET) or own
+        own_id = properties.get(ID)
+        if not own_id:
+            at = Position(message.ledger, message.entry, message.batch)
+            own_id = stable_id(self.source.topic, at)
+        attempt = properties.get(ATTEMPT, "0")
+        key = message.key or ""
+        name = name_of(target, own_id, message.due_ms, key)
+        if attempt == "0" and self.source.role is not Role.HELD and name in self.parked:
+            return True
+        if not self.journals or not attempt.isdecimal():
+            return False
+        partition = self.source.partition
+        if self.source.role is not Role.WINDOW:
+            partition = self.description.window_partition(key, own_id)
+        journal = self.journals.get(partition)
+        return journal is not None and journal.is_cancelled(own_id, target, key, int(attempt))
 
 
 # -- the final window
@@ -190,13 +174,13 @@ _GAP_ENTRIES = 2_000
 
 
 @dataclass
-class _WindowContents:
+class WindowContents:
     """Messages in the final window that may be pending.
 
     Attributes:
         ranges: ranges with all pending messages that are due in some time, and maybe others.
         rules: the rule of each partition that has a range, by its number.
-        journals: the journals that were read, by the number of the partition.
+        journals: the journals that have cancelled messages, by the number of the partition.
     """
 
     ranges: list[PendingRange] = field(default_factory=list)
@@ -210,9 +194,9 @@ def _broker_window(
     target: str | None,
     now_ms: int,
     due: Window,
-) -> _WindowContents:
+) -> WindowContents:
     """Return the messages of business topics that are not due yet; the broker delays them."""
-    found = _WindowContents()
+    found = WindowContents()
     from_ms = max(now_ms, due.from_ms if due.from_ms is not None else now_ms)
     # They were published when they were near-due, so only that time is read back, and a lead more
     # because of clocks that differ.
@@ -241,10 +225,10 @@ def _tracker_window(
     admin: TopicAdmin,
     description: LevelTopicDescription,
     partitions: Sequence[int],
-) -> _WindowContents:
+) -> WindowContents:
     """Return the unacknowledged messages of window partitions that no journal has as released."""
     # Whatever their due times: `levels drain` puts messages there long before.
-    found = _WindowContents()
+    found = WindowContents()
 
     def read_journal(index: int) -> JournalView:
         try:
@@ -264,8 +248,9 @@ def _tracker_window(
     # Journals are read before ranges: a message that is released in between is still shown, and one
     # that was released earlier is not.
     for index, journal in zip(partitions, in_parallel(read_journal, partitions), strict=True):
-        found.journals[index] = journal
         found.rules[index] = journal.stored
+        if journal.cancelled:
+            found.journals[index] = journal
     found.ranges = [item for items in in_parallel(read_range, partitions) for item in items]
     return found
 
@@ -275,8 +260,8 @@ def _live_window(
     description: LevelTopicDescription,
     live: LiveDispatchers,
     due: Window,
-    others: Callable[[Sequence[int]], _WindowContents],
-) -> _WindowContents:
+    others: Callable[[Sequence[int]], WindowContents],
+) -> WindowContents:
     """Return the messages that running dispatchers name as pending.
 
     Args:
@@ -293,7 +278,7 @@ def _live_window(
     if any(each["more"] for each in asked.values()):
         answers = {}
     missing = [index for index in range(description.window_partitions) if index not in answers]
-    found = others(missing) if missing else _WindowContents()
+    found = others(missing) if missing else WindowContents()
     for index, answer in sorted(answers.items()):
         known = _Known.of(index, answer)
         found.rules[index] = known.stored
@@ -377,8 +362,7 @@ class PendingSnapshot:
     Attributes:
         target: full name of the only business topic to include; None for all.
         ranges: ranges that contain all pending messages, and maybe others.
-        window_rules: the rules of the window's partitions, by their numbers.
-        cancelled: the messages to leave out; None if messages cannot be cancelled.
+        parked: names of the messages whose cancellations are stored and not decided; see `name_of`.
     """
 
     client: Any
@@ -386,8 +370,8 @@ class PendingSnapshot:
     description: LevelTopicDescription
     target: str | None
     ranges: Sequence[PendingRange]
-    window_rules: Mapping[int, StoredRule]
-    cancelled: CancelledMessages | None = None
+    window: WindowContents
+    parked: Collection[int] = frozenset()
 
     def read(
         self, item: PendingRange, start: Position | None = None, queue: int = RECEIVER_QUEUE_SIZE
@@ -401,15 +385,15 @@ class PendingSnapshot:
 
     def rule(self, source: SourcePartition) -> PartitionRule:
         """Return the rule that tells which messages of a partition are pending."""
-        in_window = source.role is Role.WINDOW
-        not_done = self.window_rules[source.partition] if in_window else None
-        return PartitionRule(source, not_done, self.cancelled)
+        rules, journals = self.window.rules, self.window.journals
+        not_done = rules[source.partition] if source.role is Role.WINDOW else None
+        return PartitionRule(self.description, source, not_done, journals, self.parked)
 
     def cancelling(
         self, source: SourcePartition, found: Sequence[Observation]
     ) -> list[Observation]:
         """Return the observed cancellations that are pending, for the requested target."""
-        if self.cancelled is None or source.role is Role.HELD:
+        if not self.description.cancellable or source.role is Role.HELD:
             return []
         chosen = [
             one for one in found if one.due_ms is not None and is_cancellation(one.properties)
@@ -420,8 +404,7 @@ class PendingSnapshot:
     def select(self, source: SourcePartition, found: Sequence[Observation]) -> list[Observation]:
         """Return the observed messages that are pending, and are for the requested target."""
         pending = compress(found, self.rule(source).pending(found))
-        messages = (one for one in pending if not is_control(one.properties))
-        return [one for one in messages if self.target in (None, one.target)]
+        return [one for one in pending if self.target in (None, one.target)]
 
 
 def take_snapshot(
@@ -452,8 +435,4 @@ def take_snapshot(
     else:
         window = read(range(description.window_partitions))
     ranges = [*levels, *(item for item in window.ranges if wanted(item.source))]
-    cancelled = None
-    if description.cancellable:
-        journals = {index: each for index, each in window.journals.items() if each.cancelled}
-        cancelled = CancelledMessages(description, journals)
-    return PendingSnapshot(client, admin, description, target, ranges, window.rules, cancelled)
+    return PendingSnapshot(client, admin, description, target, ranges, window)
