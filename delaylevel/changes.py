@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from delaylevel.cluster.failures import close_quietly, error_name, may_pass
 from delaylevel.errors import (
@@ -23,6 +23,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled, place_of
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
+from delaylevel.producer.producer import DelayLevelProducer
 from delaylevel.producer.receipts import accepted, first_copies
 from delaylevel.topics.members import metadata_of
 
@@ -33,26 +34,21 @@ _THREADS = 8
 #: Sends one cancellation through a producer of the message's target.
 Change = Callable[[Any, Receipt], Outcome | Rescheduled]
 Note = Callable[[str], None]
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
-def cancel(producer: Any, receipt: Receipt) -> Outcome:
+def cancel(producer: DelayLevelProducer, receipt: Receipt) -> Outcome:
     """Cancel the message of a receipt."""
-    cancelled: Outcome = producer.cancel(receipt)
-    return cancelled
+    return producer.cancel(receipt)
 
 
-def fire(producer: Any, receipt: Receipt) -> Rescheduled:
+def fire(producer: DelayLevelProducer, receipt: Receipt) -> Rescheduled:
     """Deliver the message of a receipt now."""
-    fired: Rescheduled = producer.fire_now(receipt)
-    return fired
+    return producer.fire_now(receipt)
 
 
-def reschedule(deliver_at: int, producer: Any, receipt: Receipt) -> Rescheduled:
+def reschedule(deliver_at: int, producer: DelayLevelProducer, receipt: Receipt) -> Rescheduled:
     """Give the message of a receipt another due time, ms since the epoch."""
-    rescheduled: Rescheduled = producer.reschedule(receipt, deliver_at=deliver_at)
-    return rescheduled
+    return producer.reschedule(receipt, deliver_at=deliver_at)
 
 
 @dataclass(frozen=True)
@@ -63,13 +59,10 @@ class Failure:
         outcome: ``failed`` if nothing was changed, ``both`` if a new message was stored and the old
             one was not cancelled, ``unconfirmed`` if nobody knows, or ``not tried`` for messages
             after a failure that is not their own.
-        reason: the text of the error.
-        error: the error; None for a message that was not tried.
     """
 
     outcome: str
     reason: str
-    error: BaseException | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -83,7 +76,7 @@ class Failure:
             outcome = "unconfirmed"
         elif isinstance(error, CancellationFailedError) and error.receipt:
             outcome = "both"
-        return cls(outcome, text or name, error)
+        return cls(outcome, text or name)
 
 
 @dataclass(frozen=True)
@@ -154,11 +147,7 @@ def named_by_receipt(description: LevelTopicDescription, text: str) -> Receipt:
 
 
 def pending_rows(look: Inspector, selection: Selection) -> list[PendingRow]:
-    """Return the selected messages in due order.
-
-    Args:
-        selection: the conditions; the extra ``inspect`` is needed only for one in SQL.
-    """
+    """Return the selected messages in due order; only SQL needs the extra ``inspect``."""
     from delaylevel.inspection.rows import rows_of
 
     if selection.where is not None:
@@ -197,15 +186,11 @@ def change_messages(
 ) -> list[Changed]:
     """Change messages, and wait for the outcomes of their cancellations.
 
+    No failure of one message hides the results of the others, which are in the same order.
+
     Args:
-        open_client: function that returns a client for the producers of the targets.
-        look: an inspector of the level topic.
-        chosen: the receipts of the messages.
         timeout_s: time to wait for outcomes; None not to wait.
         note: takes notes on what went otherwise.
-
-    Returns:
-        The result for each message, in order. No failure of one hides the others.
 
     Raises:
         InvalidInputError: a target does not exist; nothing was changed.
@@ -217,16 +202,6 @@ def change_messages(
         except LevelTopicError as error:
             note(f"Not waiting: {error}.")
             timeout_s = None
-
-    def apply(receipt: Receipt) -> Changed:
-        try:
-            result = change(producers[receipt.target], receipt)
-        except CancellationFailedError as error:
-            new = Receipt.parse(error.receipt) if error.receipt else None
-            return Changed(receipt, Failure.of(error), new)
-        if isinstance(result, Rescheduled):
-            return Changed(receipt, result.outcome, result.receipt)
-        return Changed(receipt, result)
 
     # Closing it waits for nothing that has not been confirmed.
     client = open_client()
@@ -244,10 +219,7 @@ def change_messages(
                 delay_level_topic=description.topic,
                 create_level_topic=False,
             )
-        results = [
-            Changed(receipt, result) if isinstance(result, Failure) else result
-            for receipt, result in zip(chosen, for_each(chosen, apply, note), strict=True)
-        ]
+        results = _change_all(producers, chosen, change, note)
     names = {one.receipt.name for one in results if one.undecided}
     if timeout_s is None or not names:
         return results
@@ -262,9 +234,9 @@ def change_messages(
     ]
 
 
-def for_each(
-    items: Sequence[Item], change: Callable[[Item], Result], note: Note
-) -> list[Result | Failure]:
+def _change_all(
+    producers: Mapping[str, Any], chosen: Sequence[Receipt], change: Change, note: Note
+) -> list[Changed]:
     """Change messages, and return the result of each, in their order.
 
     After an interruption, or while the broker does not answer, further messages are not tried.
@@ -272,21 +244,27 @@ def for_each(
     ended = Event()
     reason = ""
 
-    def attempt(item: Item) -> Result | Failure:
+    def attempt(receipt: Receipt) -> Changed:
         nonlocal reason
         if ended.is_set():
-            return Failure("not tried", reason)
+            return Changed(receipt, Failure("not tried", reason))
         try:
-            return change(item)
+            result = change(producers[receipt.target], receipt)
+        except CancellationFailedError as error:
+            new = Receipt.parse(error.receipt) if error.receipt else None
+            return Changed(receipt, Failure.of(error), new)
         except Exception as error:
             failure = Failure.of(error)
             if failure.outcome == "unconfirmed":
                 reason = "the broker did not confirm another message"
                 ended.set()
-            return failure
+            return Changed(receipt, failure)
+        if isinstance(result, Rescheduled):
+            return Changed(receipt, result.outcome, result.receipt)
+        return Changed(receipt, result)
 
-    with ThreadPoolExecutor(max(1, min(_THREADS, len(items))), "delaylevel-change") as pool:
-        futures = [pool.submit(attempt, item) for item in items]
+    with ThreadPoolExecutor(max(1, min(_THREADS, len(chosen))), "delaylevel-change") as pool:
+        futures = [pool.submit(attempt, receipt) for receipt in chosen]
         try:
             return [future.result() for future in futures]
         except KeyboardInterrupt:
