@@ -205,7 +205,7 @@ def _state_view(at: LevelTopicStatus) -> dict[str, Any]:
 
 
 def _problems(at: LevelTopicStatus, undelivered: Sequence[str]) -> list[str]:
-    return [*at.problems, *map(str, at.foreign), *undelivered]
+    return [*at.problems, *(each.says for each in at.foreign), *undelivered]
 
 
 def _some(lines: Sequence[str], most: int = 5) -> list[str]:

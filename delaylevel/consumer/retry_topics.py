@@ -25,7 +25,6 @@ from delaylevel.model.level_topic import (
     SUBSCRIPTION,
     FinalWindow,
     LevelTopicDescription,
-    Member,
     Role,
     default_level_topic,
 )
@@ -242,10 +241,8 @@ def _ensure(admin: TopicAdmin, topics: RetryTopics, level_topic: LevelTopicDescr
             admin.create_subscription(name, subscription, earliest=True)
         # The broker must neither expire its messages nor delete it while it is inactive. Like our
         # own topics, it is not replicated: each cluster retries its own messages.
-        member = Member(name, Role.DEAD_LETTER, count)
         try:
-            policies = members.policies_of(admin, name)
-            members.protect(admin, member, level_topic, policies, admin.broker_settings())
+            members.protect(admin, name, members.facts_of(admin, level_topic, name))
         except PermissionDeniedError as error:
             if created:
                 raise

@@ -368,7 +368,7 @@ class Dispatcher:
         )
 
         def read_again() -> LevelTopicDescription:
-            found = topics.read_again(self._admin, description.topic)
+            found = topics.describe(self._admin, description.topic)
             check_dispatched(found)
             return found
 

@@ -44,8 +44,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.hosts import missing_dispatcher
 from delaylevel.topics.members import metadata_of
 from delaylevel.topics.status import PartitionStatus
-from delaylevel.topics.subscriptions import early_subscriptions
-from delaylevel.topics.targets import unsubscribed
+from delaylevel.topics.targets import early_subscriptions, unsubscribed
 
 from .context import ClusterContext, LevelTopicContext
 
@@ -393,10 +392,7 @@ def subscriptions(context: LevelTopicContext) -> Found:
 
 def foreign_subscriptions(context: LevelTopicContext) -> Found:
     """Check that no subscription of a member topic belongs to somebody else."""
-    patterns = 'let its pattern leave out our topics (docs/concepts.md, "Consumers with a pattern")'
-    for found in context.status.foreign:
-        then = f"; then `{found.removal}`" if found.durable else ""
-        yield Problem(str(found), f"close its consumers, or {patterns}{then}")
+    yield from context.status.foreign
 
 
 def rule(name: str, context: LevelTopicContext) -> Found:
@@ -412,7 +408,8 @@ def targets(context: LevelTopicContext) -> Found:
     """Check that every business topic exists, and that somebody can receive from it."""
     delete = f"`delaylevel levels delete {shell(context.description.topic)}`"
     for target, found in context.targets.items():
-        problem = unsubscribed(context.admin, target, found and found.values())
+        stats = None if found is None else found.values()
+        problem = unsubscribed(context.admin, target, stats)
         if problem is not None:
             more = f"; or, if nobody needs it, {delete}" if found is None else ""
             yield Problem(problem.says, problem.remedy + more)

@@ -20,7 +20,7 @@ from delaylevel.model.position import Position, SourcePartition, source_partitio
 from delaylevel.model.router import DUE, WINDOW, Decision, Router
 from delaylevel.topics.registry import describe
 from delaylevel.topics.roster import DescriptionCache
-from delaylevel.topics.subscriptions import early_subscriptions
+from delaylevel.topics.targets import early_subscriptions
 
 from .forwarder import Forwarder
 from .ready import readable_end

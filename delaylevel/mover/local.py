@@ -85,7 +85,7 @@ class LocalMover:
         self._moved: list[tuple[SourcePartition, ReadyBound]] = []
         self._count = 0
         self._descriptions = descriptions or DescriptionCache(
-            partial(topics.read_again, admin, description.topic),
+            partial(topics.describe, admin, description.topic),
             description,
             now_s=self._clock.monotonic_s,
         )

@@ -38,7 +38,6 @@ from delaylevel.model.topic_name import TopicName
 from . import members
 from .registry import describe
 from .status import LevelTopicStatus, status
-from .subscriptions import subscribe
 
 __all__ = [
     "change_settings",
@@ -144,23 +143,21 @@ def resume(
     if spread_ms < 0:
         raise InvalidInputError(f"the spread is {spread_ms} ms: give 0 or more")
 
-    before = describe(admin, topic, search=True)
-    name, paused = _target(before, target), dict(before.pauses.paused)
-    if not paused:
-        raise InvalidInputError(f"level topic {before.topic} is not paused")
-    if name not in (ALL, *paused):
+    def changed(described: LevelTopicDescription) -> LevelTopicDescription:
+        name, paused = _target(described, target), dict(described.pauses.paused)
+        if not paused:
+            raise InvalidInputError(f"level topic {described.topic} is not paused")
+        if name in (ALL, *paused):
+            pauses = described.pauses.resume(name, clock.now_ms(), spread_ms)
+            return replace(described, pauses=pauses)
         if ALL in paused:
             raise LevelTopicError(
-                f"all targets of level topic {before.topic} are paused together: resume them "
+                f"all targets of level topic {described.topic} are paused together: resume them "
                 "together, without naming a target"
             )
         raise InvalidInputError(f"{name} is not paused, but {', '.join(paused)}")
-    now_ms = clock.now_ms()
-    return change(
-        admin,
-        before.topic,
-        lambda found: replace(found, pauses=found.pauses.resume(name, now_ms, spread_ms)),
-    )
+
+    return change(admin, topic, changed)
 
 
 def change(
@@ -168,18 +165,11 @@ def change(
     topic: str,
     changed: Callable[[LevelTopicDescription], LevelTopicDescription],
 ) -> LevelTopicDescription:
-    """Change settings of a level topic.
+    """Change settings of a level topic, and return the description as it is stored now.
 
     Each setting has a property of its own, and only those that differ are written. So clients that
     change different settings at the same time, or expand the level topic, lose nothing; of two that
     change the same one, the later one counts.
-
-    Args:
-        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
-        changed: function that returns the description with other settings.
-
-    Returns:
-        The description as it is stored now.
     """
     before = describe(admin, topic, search=True)
     written = changed(before).settings_since(before)
@@ -270,16 +260,15 @@ def expand(
     before = describe(admin, topic, search=True)
     levels = longer_levels(before.levels, maximum, finer)
     after = replace(before, levels=levels, former=(*before.former, before.levels))
-    policies = members.policies_of(admin, after.name)
-    settings = admin.broker_settings()
-    members.check_partition_limit(after, settings.max_partitions)
-    members.refuse_unsafe(admin, after, policies, settings)
+    facts = members.facts_of(admin, after)
+    members.check_partition_limit(after, facts.broker.max_partitions)
+    members.refuse_unsafe(admin, facts)
     admin.set_properties(after.name, {PLAN_PROPERTY: after.to_json()})
     grown = [member for member in after.members() if member.role is Role.LEVEL]
     for member in grown:
         _grow(admin, member)
-        subscribe(admin, member)
-        members.protect(admin, member, after, policies, settings)
+        members.subscribe(admin, member)
+        members.protect(admin, member.topic, facts)
     # Pulsar has no compare-and-set for properties: of two clients that expand at the same time,
     # the second one notices here or after its write. A write that takes back a longer expansion
     # leaves more partitions than it describes: then the error asks for the longer one again.

@@ -11,13 +11,8 @@ from datetime import timedelta
 from typing import Any
 
 from delaylevel.cluster import rules
-from delaylevel.cluster.port import (
-    BrokerSettings,
-    NamespacePolicies,
-    TopicAdmin,
-    TopicMetadata,
-    TopicPolicies,
-)
+from delaylevel.cluster.port import TopicAdmin, TopicMetadata, TopicPolicies
+from delaylevel.cluster.rules import Facts
 from delaylevel.errors import (
     AdminError,
     BrokerError,
@@ -115,14 +110,18 @@ def metadata_of(admin: TopicAdmin, name: TopicName) -> TopicMetadata | None:
         return None
 
 
-def policies_of(admin: TopicAdmin, name: TopicName) -> NamespacePolicies:
-    """Return the policies of a topic's namespace."""
+def facts_of(
+    admin: TopicAdmin, description: LevelTopicDescription, topic: TopicName | None = None
+) -> Facts:
+    """Return the rules of a topic's namespace, by default the level topic's, and of the broker."""
+    namespace = (topic or description.name).namespace_path
     try:
-        return admin.namespace_policies(name.namespace_path)
+        policies = admin.namespace_policies(namespace)
     except NotFoundError as error:
-        raise no_namespace(name.namespace_path, error) from None
+        raise no_namespace(namespace, error) from None
     except PermissionDeniedError as error:
-        raise no_access(name.namespace_path, error) from None
+        raise no_access(namespace, error) from None
+    return Facts(description, policies, admin.broker_settings())
 
 
 def no_access(namespace: str, error: PermissionDeniedError) -> PermissionDeniedError:
@@ -146,21 +145,14 @@ def no_namespace(namespace: str, error: NotFoundError) -> NotFoundError:
     )
 
 
-def refuse_unsafe(
-    admin: TopicAdmin,
-    description: LevelTopicDescription,
-    policies: NamespacePolicies,
-    settings: BrokerSettings,
-) -> None:
+def refuse_unsafe(admin: TopicAdmin, facts: Facts) -> None:
     """Raise UnsafeNamespaceError with all problems and remedies, if there are any."""
-    targets = rules.read_targets(admin, description, settings, own=False)
-    facts = rules.Facts(description, policies, settings, targets=targets)
-    problems = tuple(map(str, rules.violations(facts)))
+    targets = rules.read_targets(admin, facts.description, facts.broker, own=False)
+    problems = tuple(map(str, rules.violations(replace(facts, targets=targets))))
     if problems:
         raise UnsafeNamespaceError(
-            f"messages of {description.topic} would not be safe in "
-            f"{description.name.namespace_path}, or could not be released (docs/operations.md):"
-            "\n  " + "\n  ".join(problems),
+            f"messages of {facts.description.topic} would not be safe in {facts.path}, or could "
+            "not be released (docs/operations.md):\n  " + "\n  ".join(problems),
             problems=problems,
         )
 
@@ -209,12 +201,7 @@ def not_ours(name: TopicName, metadata: TopicMetadata) -> LevelTopicError:
 def existing(
     admin: TopicAdmin, member: Member, description: LevelTopicDescription
 ) -> TopicMetadata | None:
-    """Return the metadata of a member topic; None if it does not exist.
-
-    Raises:
-        StrategyMismatchError: the level topic has another strategy.
-        LevelTopicError: the topic is not ours, or has another number of partitions.
-    """
+    """Return the metadata of a member topic that is as described; None if it does not exist."""
     metadata = metadata_of(admin, member.topic)
     if metadata is None:
         return None
@@ -240,10 +227,8 @@ def existing(
 def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDescription) -> bool:
     """Create a member topic; if another client is faster, its topic must be the same.
 
-    A broker refuses a name (409) also while it still deletes an earlier topic of this name.
-
-    Returns:
-        True if this call created it.
+    A broker refuses a name (409) also while it still deletes an earlier topic of this name. The
+    result is True if this call created it.
     """
     properties = {MEMBER_PROPERTY: description.topic}
     if member.topic == description.name:
@@ -301,33 +286,40 @@ def keep(admin: TopicAdmin, partition: TopicName, create: Callable[[], object]) 
         admin.create_subscription(partition, SUBSCRIPTION, earliest=True)
 
 
-def protect(
-    admin: TopicAdmin,
-    member: Member,
-    description: LevelTopicDescription,
-    policies: NamespacePolicies,
-    settings: BrokerSettings,
-    *,
-    is_new: bool = False,
-) -> None:
+def subscribe(admin: TopicAdmin, member: Member) -> None:
+    """Create the durable subscription of every partition that lacks it."""
+    try:
+        admin.create_subscription(member.topic, SUBSCRIPTION, earliest=True)
+    except ConflictError as error:
+        if error.status != 409:  # it exists
+            raise
+    found = admin.partitioned_stats(member.topic)
+    for index in range(member.partitions):
+        stats = found.get(index) or admin.partition_stats(member.topic.partition(index))
+        subscription = stats.subscriptions.get(SUBSCRIPTION)
+        if subscription is None or not subscription.durable:
+            raise LevelTopicError(
+                f"{member.topic.partition(index)} has no durable subscription {SUBSCRIPTION!r} "
+                "although it was created just now: messages parked there would be lost; try again"
+            )
+
+
+def protect(admin: TopicAdmin, topic: TopicName, facts: Facts, *, is_new: bool = False) -> None:
     """Set the policies that keep parked messages, and lift the limits of our clients.
 
-    It waits until the broker reports them.
-
-    Args:
-        is_new: True if the topic certainly has none yet.
+    It waits until the broker reports them. ``is_new``: the topic certainly has none yet.
     """
     applied = False
     try:
-        wanted = rules.own_policies(policies, settings)
-        applied = apply_policies(admin, member.topic, wanted, is_new=is_new)
+        wanted = rules.own_policies(facts.namespace, facts.broker)
+        applied = apply_policies(admin, topic, wanted, is_new=is_new)
     except AdminError as error:
         if error.status != rules.NO_TOPIC_POLICIES:
             raise
-        refuse_unsafe(admin, description, policies, replace(settings, topic_policies=False))
+        refuse_unsafe(admin, replace(facts, broker=replace(facts.broker, topic_policies=False)))
     if not applied:
         raise LevelTopicError(
-            f"the broker accepted the policies of {member.topic} but does not report them after "
+            f"the broker accepted the policies of {topic} but does not report them after "
             f"{WAIT_S:.0f} s: is the namespace's system topic healthy? Try again"
         )
 
@@ -338,41 +330,32 @@ def apply_policies(
     """Set policies of a topic, and wait until the broker reports them.
 
     Pulsar 3.3 loses a policy if another one of the topic is set before it has read the first. So
-    each one that is missing after a moment is set again, alone.
-
-    Returns:
-        False if the broker does not report them within ``WAIT_S`` seconds.
+    each one that is missing after a moment is set again, alone. The result is False if the broker
+    does not report them within ``WAIT_S`` seconds.
     """
-    if not is_new and not _missing(admin, topic, wanted):
+
+    def missing() -> dict[str, Any]:
+        return rules.missing_policies(admin.topic_policies(topic), wanted)
+
+    if not is_new and not missing():
         return True
     admin.set_topic_policies(topic, wanted)
     deadline_s = time.monotonic() + WAIT_S
     while True:
         again_s = min(deadline_s, time.monotonic() + _SET_AGAIN_S)
-        if await_true(lambda: not _missing(admin, topic, wanted), again_s):
+        if await_true(lambda: not missing(), again_s):
             return True
         if time.monotonic() >= deadline_s:
             return False
-        lost = _missing(admin, topic, wanted)
-        if lost:
-            name, value = next(iter(lost.items()))
+        for name, value in list(missing().items())[:1]:
             admin.set_topic_policies(topic, TopicPolicies(**{name: value}))
 
 
 def await_true(condition: Callable[[], bool], deadline_s: float | None = None) -> bool:
-    """Wait until a condition is true.
-
-    Returns:
-        False if the condition is not true by then.
-    """
+    """Wait until a condition is true, and return whether it is by then."""
     deadline_s = time.monotonic() + WAIT_S if deadline_s is None else deadline_s
     while not condition():
         if time.monotonic() > deadline_s:
             return False
         time.sleep(_POLL_S)
     return True
-
-
-def _missing(admin: TopicAdmin, topic: TopicName, wanted: TopicPolicies) -> dict[str, Any]:
-    """Return the policies that the broker does not report as wanted, by their attributes."""
-    return rules.missing_policies(admin.topic_policies(topic), wanted)

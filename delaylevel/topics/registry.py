@@ -7,11 +7,13 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import TypeAlias
 
 from delaylevel.cluster import rules
 from delaylevel.cluster.failures import may_pass
-from delaylevel.cluster.port import BrokerSettings, NamespacePolicies, TopicAdmin, TopicMetadata
+from delaylevel.cluster.port import TopicAdmin, TopicMetadata
+from delaylevel.cluster.rules import Facts
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import (
     AdminError,
@@ -36,7 +38,6 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.topic_name import TopicName
 
 from . import members
-from .subscriptions import subscribe
 
 log = logging.getLogger(__name__)
 
@@ -62,17 +63,8 @@ class FoundLevelTopic:
     problem: str | None = None
 
 
-class _Checked(NamedTuple):
-    """A level topic that can be created.
-
-    Attributes:
-        description: the description to write, with the levels of an expansion.
-    """
-
-    description: LevelTopicDescription
-    existing: dict[TopicName, TopicMetadata | None]
-    policies: NamespacePolicies
-    settings: BrokerSettings
+#: The member topics that exist, or None for each that does not.
+Existing: TypeAlias = dict[TopicName, TopicMetadata | None]
 
 
 def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicDescription:
@@ -100,11 +92,11 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
         LevelTopicError: a member topic exists and is not ours.
         NotFoundError: the namespace does not exist.
     """
-    checked = check_creatable(admin, description)
-    description, existing = checked.description, checked.existing
+    facts, existing = check_creatable(admin, description)
+    description = facts.description
     made: set[TopicName] = set()
     try:
-        _ensure_members(admin, checked, made)
+        _ensure_members(admin, facts, existing, made)
     except DelayLevelError as error:
         # After a failure that may pass, the same call finishes the level topic.
         if description.name in made and not may_pass(error):
@@ -127,33 +119,31 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
     return found
 
 
-def _ensure_members(admin: TopicAdmin, checked: _Checked, made: set[TopicName]) -> None:
+def _ensure_members(
+    admin: TopicAdmin, facts: Facts, existing: Existing, made: set[TopicName]
+) -> None:
     """Create the missing member topics, and give all of them their subscriptions and policies.
 
-    The level topic itself comes first: a client that creates it with another strategy at the same
-    time is refused there, and leaves no other topic. The rest may come in any order, because
-    nobody uses a level topic before its description is written.
-
-    Args:
-        made: the topics that are created here are added to it.
+    The topics that are created here are added to ``made``.
     """
-    description, existing, policies, settings = checked
 
     def make(member: Member) -> None:
         missing = existing[member.topic] is None
-        if missing and members.create_missing(admin, member, description):
+        if missing and members.create_missing(admin, member, facts.description):
             made.add(member.topic)
 
     def protect(member: Member) -> None:
-        is_new = member.topic in made
-        members.protect(admin, member, description, policies, settings, is_new=is_new)
+        members.protect(admin, member.topic, facts, is_new=member.topic in made)
 
-    first, *others = description.members()
+    # The level topic itself comes first: a client that creates it with another strategy at the same
+    # time is refused there, and leaves no other topic. The rest may come in any order, because
+    # nobody uses a level topic before its description is written.
+    first, *others = facts.description.members()
     make(first)
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(make, others))
         # Subscriptions and policies do not depend on each other, and take the broker the longest.
-        subscribed = [pool.submit(subscribe, admin, each) for each in (first, *others)]
+        subscribed = [pool.submit(members.subscribe, admin, each) for each in (first, *others)]
         protected = [pool.submit(protect, each) for each in (first, *others)]
         for done in (*subscribed, *protected):
             done.result()
@@ -162,11 +152,9 @@ def _ensure_members(admin: TopicAdmin, checked: _Checked, made: set[TopicName]) 
 def _undo(admin: TopicAdmin, description: LevelTopicDescription, made: set[TopicName]) -> None:
     """Delete what a refused creation has made, as far as that is possible.
 
-    The level topic itself is deleted last, and stays while another member topic does: with its
-    plan, an unfinished level topic can be finished or deleted.
-
-    Args:
-        made: the topics that the creation has made. All others belong to other clients.
+    Only the topics that it has made: all others belong to other clients. The level topic itself is
+    deleted last, and stays while another member topic does: with its plan, an unfinished level
+    topic can be finished or deleted.
     """
     stays = False
     for member in reversed(list(description.members())):
@@ -193,9 +181,8 @@ def keep_dead_letters(admin: TopicAdmin, description: LevelTopicDescription) -> 
         if find(admin, description.topic) is None:
             raise LevelTopicError(f"level topic {description.topic} was deleted")
         members.create_missing(admin, member, description)
-        policies = members.policies_of(admin, member.topic)
-        members.protect(admin, member, description, policies, admin.broker_settings())
-        subscribe(admin, member)
+        members.protect(admin, member.topic, members.facts_of(admin, description))
+        members.subscribe(admin, member)
         log.warning("%s had been deleted, and was created again", member.topic)
 
     members.keep(admin, member.topic.partition(0), create)
@@ -211,17 +198,14 @@ def find(admin: TopicAdmin, topic: str) -> LevelTopicDescription | None:
     """
     name = TopicName.parse(topic)
     metadata = members.metadata_of(admin, name)
-    if metadata is None:
-        return None
+    return None if metadata is None else _described(name, metadata)
+
+
+def _described(name: TopicName, metadata: TopicMetadata) -> LevelTopicDescription | None:
     described = LevelTopicDescription.from_properties(name.full, metadata.properties)
     if described is None and PLAN_PROPERTY not in metadata.properties:
         raise members.not_ours(name, metadata)
     return described
-
-
-def read_again(admin: TopicAdmin, level_topic: str) -> LevelTopicDescription:
-    """Return the description of a level topic by one request; errors as for `describe`."""
-    return find(admin, level_topic) or describe(admin, level_topic)
 
 
 def default_name(admin: TopicAdmin, business_topic: str, namespace: str | None = None) -> str:
@@ -254,50 +238,46 @@ def describe(
         LevelTopicError: there is none, it is unfinished, or several serve the business topic.
     """
     name = TopicName.parse(topic).without_partition
-    serving = without_search(admin, name)
+    metadata = members.metadata_of(admin, name)
+    serving = _serving(admin, name, metadata)
     if not serving and search:
         serving = serving_level_topics(admin, name)
     if len(serving) > 1:
         raise LevelTopicError(
             f"{name} is served by several level topics: name one of {', '.join(serving)}"
         )
-    level_topic = serving[0] if serving else default_level_topic(name.full)
-    return _existing(admin, level_topic, name, unfinished)
+    level_name = TopicName.parse(serving[0] if serving else default_level_topic(name.full))
+    if level_name != name:
+        metadata = members.metadata_of(admin, level_name)
+    if metadata is None:
+        raise LevelTopicError(
+            f"{name} has no level topic ({level_name} does not exist): create one "
+            f"with `delaylevel levels create {shell(name)}`"
+        )
+    plan = metadata.properties.get(PLAN_PROPERTY)
+    state = metadata.properties.get(DESCRIPTION_PROPERTY, BEING_DELETED)
+    if unfinished and plan is not None and state == BEING_DELETED:
+        return LevelTopicDescription.from_json(level_name.full, plan)
+    described = _described(level_name, metadata)
+    if described is None:
+        raise LevelTopicError(f"level topic {level_name}: {_UNFINISHED.format(shell(level_name))}")
+    served = {*described.targets, *(member.topic.full for member in described.members())}
+    if name.full not in served:
+        raise LevelTopicError(
+            f"{name} has no level topic ({level_name} serves other topics): "
+            f"create one with `delaylevel levels create {shell(name)} --level-topic …`"
+        )
+    return described
 
 
 def without_search(admin: TopicAdmin, name: TopicName) -> list[str]:
     """Return the level topics to which a topic belongs, as far as a few requests can tell."""
-    metadata = members.metadata_of(admin, name)
+    return _serving(admin, name, members.metadata_of(admin, name))
+
+
+def _serving(admin: TopicAdmin, name: TopicName, metadata: TopicMetadata | None) -> list[str]:
     owner = metadata.properties.get(MEMBER_PROPERTY) if metadata is not None else None
     return [owner] if owner is not None else _default_named(admin, name, None)
-
-
-def _existing(
-    admin: TopicAdmin, level_topic: str, name: TopicName, unfinished: bool
-) -> LevelTopicDescription:
-    """Return the description of the level topic to which a topic belongs."""
-    level_name = TopicName.parse(level_topic)
-    if unfinished and (metadata := members.metadata_of(admin, level_name)) is not None:
-        plan = metadata.properties.get(PLAN_PROPERTY)
-        state = metadata.properties.get(DESCRIPTION_PROPERTY, BEING_DELETED)
-        if plan is not None and state == BEING_DELETED:
-            return LevelTopicDescription.from_json(level_topic, plan)
-    described = find(admin, level_topic)
-    if described is not None:
-        belongs = {level_topic, *described.targets, *(m.topic.full for m in described.members())}
-        if name.full in belongs:
-            return described
-        raise LevelTopicError(
-            f"{name} has no level topic ({level_topic} serves other topics): "
-            f"create one with `delaylevel levels create {shell(name)} --level-topic …`"
-        )
-    if members.metadata_of(admin, level_name) is not None:
-        problem = _UNFINISHED.format(shell(level_topic))
-        raise LevelTopicError(f"level topic {level_topic}: {problem}")
-    raise LevelTopicError(
-        f"{name} has no level topic ({level_topic} does not exist): create one "
-        f"with `delaylevel levels create {shell(name)}`"
-    )
 
 
 def _default_named(
@@ -323,18 +303,24 @@ def _default_named(
 
 
 def _carries(admin: TopicAdmin, level_topic: str, business_topic: TopicName) -> bool:
-    """Return True if a level topic exists, also unfinished or damaged, and carries a topic."""
-    metadata = members.metadata_of(admin, TopicName.parse(level_topic))
-    properties = metadata.properties if metadata is not None else {}
-    if properties.get(MEMBER_PROPERTY) != level_topic:
+    """Return True if a level topic exists and carries a topic, as far as it can be read."""
+    found = _look(admin, TopicName.parse(level_topic))
+    if found is None:
         return False
+    return found.description is None or business_topic.full in found.description.targets
+
+
+def _look(admin: TopicAdmin, name: TopicName) -> FoundLevelTopic | None:
+    """Return a level topic, also an unfinished or damaged one; None if the topic is none."""
+    metadata = members.metadata_of(admin, name)
+    if metadata is None or metadata.properties.get(MEMBER_PROPERTY) != name.full:
+        return None
     try:
-        described = LevelTopicDescription.from_properties(level_topic, properties)
-        if described is None and PLAN_PROPERTY in properties:
-            described = LevelTopicDescription.from_json(level_topic, properties[PLAN_PROPERTY])
-    except LevelTopicError:
-        return True  # the next one who reads it raises the error
-    return described is None or business_topic.full in described.targets
+        described = LevelTopicDescription.from_properties(name.full, metadata.properties)
+    except LevelTopicError as error:
+        return FoundLevelTopic(name.full, None, str(error))
+    problem = None if described else _UNFINISHED.format(shell(name))
+    return FoundLevelTopic(name.full, described, problem)
 
 
 def serving_level_topics(admin: TopicAdmin, business_topic: TopicName) -> list[str]:
@@ -386,49 +372,34 @@ def partitioned_topics(admin: TopicAdmin, namespace: str) -> list[TopicName]:
 
 def level_topics_of(admin: TopicAdmin, names: Sequence[TopicName]) -> list[FoundLevelTopic]:
     """Return those of some topics that are level topics, also unfinished and damaged."""
-
-    def look(name: TopicName) -> FoundLevelTopic | None:
-        metadata = members.metadata_of(admin, name)
-        if metadata is None or metadata.properties.get(MEMBER_PROPERTY) != name.full:
-            return None
-        try:
-            described = LevelTopicDescription.from_properties(name.full, metadata.properties)
-        except LevelTopicError as error:
-            return FoundLevelTopic(name.full, None, str(error))
-        problem = None if described else _UNFINISHED.format(shell(name))
-        return FoundLevelTopic(name.full, described, problem)
-
-    return [found for found in in_parallel(look, names) if found is not None]
+    found = in_parallel(partial(_look, admin), names)
+    return [each for each in found if each is not None]
 
 
 def notes(admin: TopicAdmin, description: LevelTopicDescription) -> tuple[str, ...]:
     """Return notes on the policies of the namespace that are no reason to refuse it."""
-    policies = members.policies_of(admin, description.name)
-    return rules.notes(description, policies, admin.broker_settings())
+    facts = members.facts_of(admin, description)
+    return rules.notes(description, facts.namespace, facts.broker)
 
 
-def check_creatable(admin: TopicAdmin, description: LevelTopicDescription) -> _Checked:
-    """Check everything before anything is created; errors as for `create`, as far as is known."""
-    description = _as_stored(admin, description)
+def check_creatable(
+    admin: TopicAdmin, description: LevelTopicDescription
+) -> tuple[Facts, Existing]:
+    """Check everything before anything is created; errors as for `create`, as far as is known.
+
+    The facts have the description to write: with the current levels if the wanted ones are those
+    before an expansion.
+    """
+    with contextlib.suppress(LevelTopicError):  # the check of the member topics raises it
+        stored = find(admin, description.topic)
+        if stored is not None and description.levels in stored.former:
+            description = replace(description, levels=stored.levels)
     members.check_names(description)
-    settings = admin.broker_settings()
-    policies = members.policies_of(admin, description.name)
-    members.check_partition_limit(description, settings.max_partitions)
+    facts = members.facts_of(admin, description)
+    members.check_partition_limit(description, facts.broker.max_partitions)
     existing = {
         member.topic: members.existing(admin, member, description)
         for member in description.members()
     }
-    members.refuse_unsafe(admin, description, policies, settings)
-    return _Checked(description, existing, policies, settings)
-
-
-def _as_stored(admin: TopicAdmin, wanted: LevelTopicDescription) -> LevelTopicDescription:
-    """Return the description, with the current levels if it has those before an expansion."""
-    try:
-        described = find(admin, wanted.topic)
-    except LevelTopicError:
-        return wanted  # the check of the member topics raises the error
-    if described is None:
-        return wanted
-    expanded = wanted.levels in described.former
-    return replace(wanted, levels=described.levels) if expanded else wanted
+    members.refuse_unsafe(admin, facts)
+    return facts, existing

@@ -79,8 +79,7 @@ class DescriptionCache:
         # The description, and the time at which its reading began: one value, so that a thread
         # that does not hold the lock never sees one without the other.
         self._known = description or read(), begun_s
-        # Begin of the last try, begin of the last read, end of the last try.
-        self._tried_s = self._read_s = self._ended_s = begun_s
+        self._tried_s = self._ended_s = begun_s  # begin and end of the last try
         self._asked_s: float | None = None
 
     def latest(self) -> LevelTopicDescription:
@@ -104,7 +103,7 @@ class DescriptionCache:
             return False
         asked_s = self._asked_s
         waited = asked_s is None or now_s - asked_s > FRESH_S - LIFETIME_S
-        return self.failing or waited or now_s - self._read_s < FRESH_S
+        return self.failing or waited or now_s - self._known[1] < FRESH_S
 
     def next_read_s(self, resting_s: float = 0.0) -> float:
         """Return the monotonic time of the next read by `current`, in s; argument as there."""
@@ -114,10 +113,8 @@ class DescriptionCache:
     def current(self, resting_s: float = 0.0) -> LevelTopicDescription:
         """Return the description; read it again if the last read is some seconds ago.
 
-        If another thread is reading it, return the latest one.
-
-        Args:
-            resting_s: the age of the description that will do if nothing is decided by it, in s.
+        If another thread is reading it, return the latest one. ``resting_s`` is the age, in s, that
+        will do if nothing is decided by it.
 
         Raises:
             BrokerError: the description cannot be read. For the next seconds, the calls return the
@@ -176,7 +173,6 @@ class DescriptionCache:
             found, known = self._read(), self.latest()
             # Hosts look by identity whether it has changed: it nearly never has.
             self._known = (known if found == known else found, self._tried_s)
-            self._read_s = self._tried_s
             failing = False
         except UpgradeRequiredError:
             is_outdated = True
@@ -227,9 +223,7 @@ class Roster:
         self._look_s = float("-inf")
         self._search_s = float("-inf")
         self._found: dict[str, str] = {}  # name -> level topic
-        # The member topics of each level topic that was served, and other topics of the namespace
-        # with the times at which they are looked at again: full names.
-        self._members: dict[str, frozenset[str]] = {}
+        # Other topics of the namespace, with the times at which they are looked at again, in s.
         self._others: dict[str, float] = {}
         self.errors: dict[str, DelayLevelError] = {}
         self._warning = RepeatedWarning(log, f"level topics of {namespace}")
@@ -240,12 +234,7 @@ class Roster:
         return {name: str(error) for name, error in self.errors.copy().items()}
 
     def start(self) -> None:
-        """Begin to serve the level topics.
-
-        Raises:
-            DelayLevelError: the first reason, if none of those that were named can be served; or
-                the namespace cannot be read.
-        """
+        """Begin to serve the level topics; raise the first reason if none that was named can be."""
         self._look_s = self._now_s() + _LOOK_S
         self._look_at_named(frozenset())
         if self.names and len(self.errors) == len(self.names):
@@ -255,11 +244,7 @@ class Roster:
             self._look_at_namespace(served)
 
     def look(self, served: Iterable[str]) -> Sequence[str]:
-        """Begin to serve what can be served now; once in a few seconds.
-
-        Returns:
-            The full names of those that were deleted from the namespace.
-        """
+        """Begin to serve what can be served now, and return those deleted from the namespace."""
         if self._now_s() < self._look_s:
             return ()
         self._look_s = self._now_s() + _LOOK_S
@@ -276,7 +261,6 @@ class Roster:
         return gone
 
     def _look_at_named(self, served: frozenset[str]) -> None:
-        """Look at those that were named."""
         now = set(served)
         searching = self._now_s() >= self._search_s
         if searching:
@@ -297,7 +281,6 @@ class Roster:
                     now.add(description.topic)
 
     def _look_at_namespace(self, served: frozenset[str]) -> Sequence[str]:
-        """Look at those of the namespace, and return those that were deleted."""
         assert self.namespace is not None
         with translate_errors():
             names = registry.partitioned_topics(self._admin, self.namespace)
@@ -312,9 +295,8 @@ class Roster:
                 if item.description is None:
                     raise LevelTopicError(item.problem or item.topic)
                 self._serve(item.description, False)
-                self._members[item.topic] = frozenset(
-                    member.topic.full for member in item.description.members()
-                )
+                members = {member.topic.full for member in item.description.members()}
+                self._others |= dict.fromkeys(members - {item.topic}, float("inf"))
         for gone in [name for name in self.errors if name not in (*self.names, *found)]:
             del self.errors[gone]
         return sorted(served - {name.full for name in names})
@@ -324,15 +306,13 @@ class Roster:
 
         Requests for all the others, again and again, would cost more than all other work at rest.
         """
-        for topic in self._members.keys() - served:
-            del self._members[topic]
         now_s, there = self._now_s(), {name.full for name in names}
         self._others = {
             name: again_s
             for name, again_s in self._others.items()
             if name in there and again_s > now_s
         }
-        known = served.union(self._others, *self._members.values())
+        known = served.union(self._others)
         return [name for name in names if name.full not in known]
 
     @contextlib.contextmanager
@@ -351,11 +331,7 @@ class Roster:
 
 
 class RosterReporter(Reporter):
-    """Reporter of the level topics that a process cannot serve now.
-
-    Args:
-        remedy: the time at which one is tried again, as a sentence.
-    """
+    """Reporter of the level topics that a process cannot serve; ``remedy`` is a sentence."""
 
     def __init__(
         self, roster: Roster, remedy: str = "It is tried again every few seconds."
@@ -384,11 +360,8 @@ class RosterReporter(Reporter):
         """Yield the series, in the form that ``prometheus_client`` expects."""
         from prometheus_client.core import GaugeMetricFamily
 
-        series = GaugeMetricFamily(
-            "delaylevel_process_refused",
-            "1 for each level topic that the process cannot serve now.",
-            labels=("level_topic",),
-        )
+        text = "1 for each level topic that the process cannot serve now."
+        series = GaugeMetricFamily("delaylevel_process_refused", text, labels=("level_topic",))
         for name in sorted(self._roster.refused):
             series.add_metric((name,), 1)
         yield series

@@ -15,6 +15,7 @@ from itertools import chain, groupby
 from typing import Any
 
 from delaylevel.cluster.port import ClientStats, PartitionStats, SubscriptionStats, TopicAdmin
+from delaylevel.cluster.rules import Problem
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import BrokerUnreachableError, DelayLevelError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
@@ -29,8 +30,6 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.strategy import Level
 from delaylevel.model.topic_name import TopicName
 from delaylevel.web.reports import DuePeriod, ProbeCheck, ProblemLine
-
-from .subscriptions import ForeignSubscription, foreign_subscriptions
 
 __all__ = ["LevelTopicStatus", "PartitionStatus", "status"]
 
@@ -131,6 +130,47 @@ def _partition(
     )
 
 
+# The names of our readers begin with it; their subscriptions end with them.
+_READER_PREFIX = f"{SUBSCRIPTION}-"
+# Subscriptions of the broker itself, such as that of compaction.
+_BROKERS_OWN = ("__", "pulsar.")
+_CONTENTS = {Role.DEAD_LETTER: "dead letters", Role.JOURNAL: "records of the journal"}
+_PATTERN = 'let its pattern leave out our topics (docs/concepts.md, "Consumers with a pattern")'
+
+
+def foreign_subscriptions(
+    topic: TopicName, role: Role, partitions: Iterable[PartitionStats]
+) -> list[Problem]:
+    """Return the subscriptions of a member topic that are not ours, sorted by name.
+
+    Most of them come from a consumer with a pattern that matches our topics as well.
+    """
+    if role is Role.OUTCOMES:
+        return []  # applications may follow them
+    found: dict[str, list[SubscriptionStats]] = {}
+    for stats in partitions:
+        for name, subscription in stats.subscriptions.items():
+            our_reader = not subscription.durable and name.startswith(_READER_PREFIX)
+            if name != SUBSCRIPTION and not our_reader and not name.startswith(_BROKERS_OWN):
+                found.setdefault(name, []).append(subscription)
+    contents = _CONTENTS.get(role, "messages before they are due")
+    problems = []
+    for name, everywhere in sorted(found.items()):
+        says = f"subscription {name} of {topic} is not ours: it receives {contents}"
+        remedy = f"close its consumers, or {_PATTERN}"
+        if any(subscription.durable for subscription in everywhere):
+            says += ", and keeps them stored"
+            remedy += (
+                f"; then `pulsar-admin topics unsubscribe {shell(topic)} --subscription "
+                f"{shell(name)} --force`"
+            )
+        addresses = sorted({one.address for item in everywhere for one in item.consumers})
+        if addresses:
+            says += f" (consumers at {', '.join(addresses)})"
+        problems.append(Problem(says, remedy))
+    return problems
+
+
 # Lateness of a healthy mover: one trigger, grouped acknowledgements, the start of a Function.
 _USUAL_DELAY_MS = 5000
 
@@ -184,7 +224,7 @@ class LevelTopicStatus:
         return tuple(found)
 
     @property
-    def foreign(self) -> tuple[ForeignSubscription, ...]:
+    def foreign(self) -> tuple[Problem, ...]:
         """The subscriptions of the member topics that are not ours."""
         return tuple(
             found

@@ -1,4 +1,4 @@
-"""Business topics that are missing, that nobody can receive from, or that would store duplicates.
+"""Business topics that are missing, or whose receivers or settings do not fit.
 
 Messages that are due for them are held. By default, a broker also deletes a topic that has no
 subscription and no connected producer for a minute.
@@ -14,10 +14,13 @@ from delaylevel.cluster.rules import NO_TOPIC_POLICIES, Problem
 from delaylevel.cluster.targets.receivers import has_receivers, topic_stats
 from delaylevel.errors import AdminError, ConflictError, LevelTopicError
 from delaylevel.model.formatting import shell
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
 from .members import WAIT_S, await_true
+
+# Subscriptions of these types deliver a message at once, whatever its due time.
+_NOT_HOLDING = frozenset(("Exclusive", "Failover"))
 
 
 def unsubscribed(
@@ -27,20 +30,17 @@ def unsubscribed(
 
     None if it has receivers: see `has_receivers`, the rule by which messages are held.
     """
-    keep = f"`delaylevel levels set {shell(topic.short)} --keep-target`"
-    if stats is None:
-        found = topic_stats(admin, topic)
-        if found is None:
-            return Problem(
-                f"{topic.short} does not exist, and messages that are due for it are held",
-                f"subscribe to it, or let it be without subscriptions: {keep}",
-            )
+    what = "has no subscription and no known retention"
+    if stats is None and (found := topic_stats(admin, topic)) is not None:
         stats = found.values()
-    if has_receivers(admin, topic, stats):
+    if stats is None:
+        what = "does not exist"
+    elif has_receivers(admin, topic, stats):
         return None
     return Problem(
-        f"{topic.short} has no subscription and no known retention, and messages for it are held",
-        f"subscribe to it, or let it be without subscriptions: {keep}",
+        f"{topic.short} {what}, and messages that are due for it are held",
+        "subscribe to it, or let it be without subscriptions: "
+        f"`delaylevel levels set {shell(topic.short)} --keep-target`",
     )
 
 
@@ -88,3 +88,26 @@ def require_on_targets(admin: TopicAdmin, description: LevelTopicDescription) ->
             "` (or for the namespace: `pulsar-admin namespaces set-deduplication --enable "
             f"{without[0].namespace_path}`), or run with --delivery at-least-once"
         )
+
+
+def early_subscriptions(admin: TopicAdmin, description: LevelTopicDescription) -> list[str]:
+    """Return the subscriptions of business topics that receive messages before they are due.
+
+    With ``broker`` the business topic itself holds a message back, but only for Shared and
+    Key_Shared subscriptions. A subscription without a consumer since its topic was loaded has no
+    type yet, and is left out. The texts have name, topic and type, and are sorted.
+    """
+    if description.final_window is not FinalWindow.BROKER:
+        return []
+    found = []
+    for target in description.targets:
+        partitions = (topic_stats(admin, TopicName.parse(target)) or {}).values()
+        # A subscription is one line, in whichever partitions it has a consumer.
+        types = {
+            name: subscription.type
+            for stats in partitions
+            for name, subscription in stats.subscriptions.items()
+            if subscription.type in _NOT_HOLDING
+        }
+        found += [f"{name} of {target} ({type_})" for name, type_ in types.items()]
+    return sorted(found)

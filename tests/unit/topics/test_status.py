@@ -36,11 +36,11 @@ from delaylevel.topics.status import (
     LevelTopicStatus,
     StatusCache,
     backlog_series,
+    foreign_subscriptions,
     status,
     topic_problems,
     window_stats,
 )
-from delaylevel.topics.subscriptions import foreign_subscriptions
 from support.fakes import describe
 
 NOW_MS = 1_800_000_000_000
@@ -295,17 +295,22 @@ def test_a_subscription_is_foreign_unless_it_is_ours_or_the_brokers(
         "__compaction": durable,
         "pulsar.dedup": durable,
         "delaylevel-reports": SubscriptionStats(3, consumers=(ClientStats("c", "10.0.0.1:99"),)),
-        "reader x": reader,
+        "reader": reader,
+        "reports of x": durable,
     }
     stats = [PartitionStats(0, found)]
     assert foreign_subscriptions(parked.outcomes_topic, Role.OUTCOMES, stats) == [], "may follow"
-    first, second = foreign_subscriptions(parked.window_topic, Role.WINDOW, stats)
-    assert (first.name, first.durable) == ("delaylevel-reports", True)
-    assert first.consumers == ("10.0.0.1:99",)
-    assert (second.name, second.durable, second.consumers) == ("reader x", False, ())
-    assert "--subscription 'reader x' --force" in second.removal
-    assert "messages before they are due, and keeps them stored" in str(first)
-    assert "keeps" not in str(second)
+    topic = parked.window_topic
+    first, second, third = foreign_subscriptions(topic, Role.WINDOW, stats)
+    receives = "is not ours: it receives messages before they are due"
+    assert first.says == (
+        f"subscription delaylevel-reports of {topic} {receives}, and keeps them stored "
+        "(consumers at 10.0.0.1:99)"
+    )
+    assert second.says == f"subscription reader of {topic} {receives}"
+    assert "unsubscribe" not in second.remedy
+    assert third.says == f"subscription reports of x of {topic} {receives}, and keeps them stored"
+    assert third.remedy.endswith("--subscription 'reports of x' --force`")
 
 
 def test_a_status_is_requested_again_when_it_is_old(
