@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -27,7 +29,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 
 from . import checks
-from .context import ClusterContext, Finding, LevelTopicContext, State
+from .checks import ClusterContext, LevelTopicContext
 
 __all__ = ["CHECKS", "Finding", "Problem", "State", "examine"]
 
@@ -57,6 +59,56 @@ TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], checks.Found]], ...
 )
 CLUSTER_CHECKS = ("broker", "admin rights", "clock", "level topic")
 CHECKS = (*CLUSTER_CHECKS, *(name for name, _ in TOPIC_CHECKS))
+
+
+class State(str, enum.Enum):
+    """The result of a check."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check on one subject.
+
+    Attributes:
+        note: a remark on a check without problems, or the reason why it was skipped.
+        check: the check's name.
+        subject: the level topic, or the cluster.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+    note: str = ""
+    skipped: bool = False
+    check: str = ""
+    subject: str = ""
+
+    @property
+    def state(self) -> State:
+        """The result of the check."""
+        if self.problems:
+            return State.FAILED
+        if self.warnings:
+            return State.WARNING
+        return State.SKIPPED if self.skipped else State.OK
+
+    @property
+    def says(self) -> str:
+        """The first problem or warning, or the remark, in one line."""
+        problems = self.problems or self.warnings
+        if not problems:
+            return f"not checked: {self.note}" if self.skipped else self.note
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return problems[0].says + more
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """The remedies of all problems and warnings, without duplicates."""
+        return tuple(dict.fromkeys(each.remedy for each in (*self.problems, *self.warnings)))
 
 
 def examine(

@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from delaylevel.cluster import logs, trials
-from delaylevel.cluster.connection.settings import require_reachable
-from delaylevel.cluster.port import DelayedDelivery
-from delaylevel.cluster.rules import RULES, Problem, violations
+from delaylevel.cluster.connection.settings import Connection, require_reachable
+from delaylevel.cluster.port import DelayedDelivery, PartitionStats, TopicMetadata
+from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.rules import RULES, Facts, Problem, read, violations
 from delaylevel.cluster.rules import notes as rule_notes
 from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.threads import in_parallel
@@ -28,7 +31,7 @@ from delaylevel.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from delaylevel.model.clock import duration_ms
+from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import KEY_VALUE
 from delaylevel.model.formatting import exact_duration, format_duration, format_instant, shell
@@ -36,6 +39,7 @@ from delaylevel.model.level_topic import (
     ALL,
     SUBSCRIPTION,
     FinalWindow,
+    LevelTopicDescription,
     Member,
     Mover,
     Role,
@@ -43,10 +47,94 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.hosts import missing_dispatcher
 from delaylevel.topics.members import metadata_of
-from delaylevel.topics.status import PartitionStatus
+from delaylevel.topics.status import LevelTopicStatus, PartitionStatus, status
 from delaylevel.topics.targets import early_subscriptions, unsubscribed
 
-from .context import ClusterContext, LevelTopicContext
+# -- facts, each requested once
+
+
+@dataclass
+class ClusterContext:
+    """Facts about a cluster.
+
+    Attributes:
+        clock: that of this machine.
+        delivery: the guarantee of the dispatchers, which the cluster does not know.
+    """
+
+    connection: Connection
+    admin: Admin
+    clock: Clock
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+
+    @cached_property
+    def configuration(self) -> dict[str, str] | None:
+        """All settings of the broker; None without the permission to read them."""
+        try:
+            return self.admin.runtime_configuration()
+        except PermissionDeniedError:
+            return None
+
+    def number(self, setting: str, default: int) -> tuple[int, str]:
+        """Return a number in the broker's settings, and words behind it if it is assumed."""
+        told = (self.configuration or {}).get(setting)
+        if told:
+            return int(told), ""
+        return default, f" ({setting}, assumed: only superusers may read it)"
+
+
+class LevelTopicContext:
+    """Facts about one level topic."""
+
+    def __init__(self, cluster: ClusterContext, description: LevelTopicDescription) -> None:
+        self.cluster = cluster
+        self.admin = cluster.admin
+        self.description = description
+        self.now_ms = cluster.clock.now_ms()
+
+    @cached_property
+    def status(self) -> LevelTopicStatus:
+        """Its status."""
+        return status(self.admin, self.description, self.now_ms)
+
+    @cached_property
+    def metadata(self) -> dict[Member, TopicMetadata | None]:
+        """Partitions and properties of every member topic; None for a missing one."""
+        members = list(self.description.members())
+        found = in_parallel(lambda member: metadata_of(self.admin, member.topic), members)
+        return dict(zip(members, found, strict=True))
+
+    @cached_property
+    def rules(self) -> Facts:
+        """The rules of the cluster that are in force for it."""
+        return read(self.admin, self.description)
+
+    @cached_property
+    def targets(self) -> dict[TopicName, dict[TopicName, PartitionStats] | None]:
+        """The statistics of every target's partitions; None for a missing target."""
+        names = [TopicName.parse(target) for target in self.description.targets]
+        found = in_parallel(lambda name: topic_stats(self.admin, name), names)
+        return dict(zip(names, found, strict=True))
+
+    @property
+    def present_targets(self) -> dict[TopicName, dict[TopicName, PartitionStats]]:
+        """The statistics of the partitions of every target that exists."""
+        return {name: stats for name, stats in self.targets.items() if stats is not None}
+
+    @cached_property
+    def broker_delays(self) -> dict[TopicName, int]:
+        """The longest delay that we request from the broker, in ms, by topic."""
+        description, found = self.description, {}
+        if description.mover is Mover.FUNCTION:
+            for index, level in enumerate(description.levels):
+                longest_ms = level.hand_off_after_ms(level.partitions - 1)
+                found[description.level_topic(index)] = longest_ms
+            found[description.held_topic] = description.hold_pause_ms
+        if description.final_window is FinalWindow.BROKER:
+            finest = description.levels[-1]
+            found.update(dict.fromkeys(self.present_targets, finest.near_due_ms))
+        return found
+
 
 #: The problems and warnings that a check finds, and its remark.
 Found: TypeAlias = Iterator[Problem | str]
@@ -305,9 +393,7 @@ def broker_faults(context: LevelTopicContext) -> Found:
         raise NotCheckedError(_NO_SUPERUSER)
     with suppress(PermissionDeniedError):
         release = _release_of(context.admin.version())
-    version = "of a version that it does not tell"
-    if release is not None:
-        version = ".".join(map(str, release))
+    version = ".".join(map(str, release)) if release else "of a version that it does not tell"
     yield "none is known"
     for fault in _FAULTS:
         if fault.of_functions and context.description.mover is not Mover.FUNCTION:
@@ -336,7 +422,7 @@ _DEFAULT_DEDUPLICATION_MIN = 360
 _DEDUPLICATION_MIN = "brokerDeduplicationProducerInactivityTimeoutMinutes"
 
 
-def expansion(context: LevelTopicContext) -> str:
+def _expansion(context: LevelTopicContext) -> str:
     """Return the command that describes all partitions that the levels have."""
     command = f"delaylevel levels expand {shell(context.description.topic)}"
     for member, metadata in context.metadata.items():
@@ -351,7 +437,7 @@ def expansion(context: LevelTopicContext) -> str:
 def partitions(context: LevelTopicContext) -> Found:
     """Check that every member topic exists with the described number of partitions."""
     create = f"`{context.description.creation_command()}`"
-    limit = context.cluster.settings.max_partitions or 0
+    limit = context.admin.broker_settings().max_partitions or 0
     for member, metadata in context.metadata.items():
         name, described = member.topic, member.partitions
         if metadata is None:
@@ -359,7 +445,7 @@ def partitions(context: LevelTopicContext) -> Found:
         elif metadata.partitions > described:
             remedy = "send nothing to them"
             if member.role is Role.LEVEL:
-                remedy = f"finish the expansion: `{expansion(context)}`"
+                remedy = f"finish the expansion: `{_expansion(context)}`"
             yield Problem(
                 f"{name} has {metadata.partitions} partitions instead of {described}: no "
                 "mover reads the others",
@@ -400,7 +486,8 @@ def rule(name: str, context: LevelTopicContext) -> Found:
     facts = context.rules
     yield from RULES[name](facts)
     if name == "backlog quota":
-        notes = rule_notes(context.description, facts.namespace, context.cluster.settings)
+        settings = context.admin.broker_settings()
+        notes = rule_notes(context.description, facts.namespace, settings)
         yield from notes[:1]
 
 
