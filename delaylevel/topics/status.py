@@ -27,7 +27,6 @@ from delaylevel.model.level_topic import (
     Mover,
     Role,
 )
-from delaylevel.model.strategy import Level
 from delaylevel.model.topic_name import TopicName
 from delaylevel.web.reports import DuePeriod, ProbeCheck, ProblemLine
 
@@ -103,31 +102,30 @@ def _rows(
     description: LevelTopicDescription, member: Member, found: Mapping[int, PartitionStats]
 ) -> list[PartitionStatus]:
     level = description.levels[member.level] if member.role is Role.LEVEL else None
-    indices = sorted({*range(member.partitions), *found})
-    return [_partition(member, level, index, found.get(index)) for index in indices]
-
-
-def _partition(
-    member: Member, level: Level | None, index: int, stats: PartitionStats | None
-) -> PartitionStatus:
-    subscription = None if stats is None else stats.subscriptions.get(SUBSCRIPTION)
-    publish_ms = None if subscription is None else subscription.oldest_publish_ms
-    hand_off_ms = None
-    if level is not None and publish_ms is not None:
-        hand_off_ms = publish_ms + level.hand_off_after_ms(index)
-    return PartitionStatus(
-        topic=member.topic.partition(index).full,
-        role=member.role,
-        level=member.level,
-        level_name=member.role.value if level is None else level.name,
-        partition=index,
-        backlog_entries=0 if subscription is None else subscription.backlog_entries,
-        storage_bytes=0 if stats is None else stats.storage_bytes,
-        oldest_publish_ms=publish_ms,
-        oldest_hand_off_ms=hand_off_ms,
-        consumers=tuple(item.name for item in subscription.consumers) if subscription else (),
-        stats=stats,
-    )
+    rows = []
+    for index in sorted({*range(member.partitions), *found}):
+        stats = found.get(index)
+        known = None if stats is None else stats.subscriptions.get(SUBSCRIPTION)
+        subscription = known or SubscriptionStats(0)
+        publish_ms, hand_off_ms = subscription.oldest_publish_ms, None
+        if level is not None and publish_ms is not None:
+            hand_off_ms = publish_ms + level.hand_off_after_ms(index)
+        rows.append(
+            PartitionStatus(
+                topic=member.topic.partition(index).full,
+                role=member.role,
+                level=member.level,
+                level_name=member.role.value if level is None else level.name,
+                partition=index,
+                backlog_entries=subscription.backlog_entries,
+                storage_bytes=0 if stats is None else stats.storage_bytes,
+                oldest_publish_ms=publish_ms,
+                oldest_hand_off_ms=hand_off_ms,
+                consumers=tuple(item.name for item in subscription.consumers),
+                stats=stats,
+            )
+        )
+    return rows
 
 
 # The names of our readers begin with it; their subscriptions end with them.
