@@ -21,6 +21,7 @@ from delaylevel.cluster.port import ClientStats, TopicAdmin
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.topics.scan import Window
 from delaylevel.topics.status import ADDRESS_PROPERTY, NAME_PROPERTY, window_stats
 from delaylevel.web.reports import DISPATCHER, TOKEN_VARIABLE
 
@@ -55,11 +56,8 @@ class LiveDispatchers:
         self._token = token or os.environ.get(TOKEN_VARIABLE, "").strip() or None
         self.refusals: dict[str, str] = {}
 
-    def ask(self, question: str, **parameters: object) -> dict[int, Mapping[str, Any]]:
-        """Ask all dispatchers; return the answers by window partition, where there is one.
-
-        A trailing underscore of a parameter's name is left out, and so are those that are None.
-        """
+    def ask(self, due: Window, most: int) -> dict[int, Mapping[str, Any]]:
+        """Ask for at most some messages due in a window; return the answers by partition."""
         try:
             owners = {
                 status.partition: address
@@ -69,12 +67,13 @@ class LiveDispatchers:
         except BrokerError as error:
             self.refusals = {"": str(error)}
             return {}
-        given = {name.rstrip("_"): value for name, value in parameters.items() if value is not None}
-        query = urlencode({"topic": self._description.topic, **given})
+        given = {"from": due.from_ms, "to": due.before_ms}
+        bounds = {name: time_ms for name, time_ms in given.items() if time_ms is not None}
+        query = urlencode({"topic": self._description.topic, "limit": most, **bounds})
         distinct = sorted(set(owners.values()))
         # Several processes of one command answer at one address.
         with urllib3.PoolManager(_POOLS, maxsize=_POOLS, retries=False, timeout=_TIMEOUT) as pool:
-            results = in_parallel(lambda each: self._request(pool, each, question, query), distinct)
+            results = in_parallel(lambda each: self._request(pool, each, query), distinct)
         answers: dict[int, Mapping[str, Any]] = {}
         self.refusals = {}
         for address, result in zip(distinct, results, strict=True):
@@ -87,11 +86,11 @@ class LiveDispatchers:
         return answers
 
     def _request(
-        self, pool: urllib3.PoolManager, address: DispatcherAddress, question: str, query: str
+        self, pool: urllib3.PoolManager, address: DispatcherAddress, query: str
     ) -> Mapping[str, Any] | str:
         """Return the answer of one dispatcher, or why there is none."""
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
-        url = f"{address.url}/{question}?{query}&{urlencode({DISPATCHER: address.name})}"
+        url = f"{address.url}/pending?{query}&{urlencode({DISPATCHER: address.name})}"
         try:
             answer = pool.request("GET", url, headers=headers, preload_content=False)
             with answer:

@@ -267,7 +267,7 @@ def _live_window(
     Args:
         others: function that returns what is in the partitions for which no dispatcher answers.
     """
-    asked = live.ask("pending", from_=due.from_ms, to=due.before_ms, limit=_MOST_MESSAGES)
+    asked = live.ask(due, _MOST_MESSAGES)
     # A dispatcher does not tell which of its rows are cancelled, and the message of a cancellation
     # that waits there is elsewhere, perhaps in a level.
     answers = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.inspection import Inspector
+from delaylevel.inspection import Inspector, Window
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from support.processes import UNIT, Owners, Start, address, answer, create, end, said
 from support.world import RealWorld
@@ -62,7 +62,7 @@ def test_its_http_service_tells_of_mover_and_dispatcher(
         Inspector(world.plain_client, world.admin, orders, live=on) for on in (True, False)
     )
     assert asked.live is not None
-    assert (len(list(asked.rows())), len(asked.live.ask("counts"))) == (4, 2)
+    assert (len(list(asked.rows())), len(asked.live.ask(Window(), 1))) == (4, 2)
     assert (list(asked.rows()), asked.live.refusals) == (list(read.rows()), {})
     with world.serving(description) as serving:
         # As 127.0.0.1 of another machine would be.
