@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from contextlib import closing
-from functools import partial
+from collections.abc import Callable, Generator
 from typing import Any
 
-from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_unacknowledged
-from delaylevel.cluster.targets.pool import TargetClients
 from delaylevel.errors import BatchTooLargeError, LevelTopicError
-from delaylevel.model.clock import Clock, SteadyClock, SystemClock
+from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription, Role
-from delaylevel.model.position import Position, SourcePartition, source_partitions
+from delaylevel.model.message import ParkedMessage
+from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.router import DUE, WINDOW, Decision, Router
-from delaylevel.topics.registry import describe
-from delaylevel.topics.roster import DescriptionCache
 from delaylevel.topics.targets import early_subscriptions
 
-from .forwarder import Forwarder
-from .ready import readable_end
+from .local import LocalMover
+from .ready import ReadyBound, ReadyRange, readable_end
 
 # A limit, because producers may never stop sending.
 _PASSES = 20
@@ -35,6 +29,38 @@ class _NoLevels(Router):
     def decide(self, due_ms: int, now_ms: int, came_from: int | None = None) -> Decision:
         """Return DUE or WINDOW."""
         return DUE if due_ms <= now_ms else WINDOW
+
+
+class _Drain(LocalMover):
+    """Mover for which everything is ready, and which skips the levels."""
+
+    _kind = "drain"
+    _router = _NoLevels
+
+    def __init__(self, *arguments: Any, progress: Callable[[int], None]) -> None:
+        super().__init__(*arguments)
+        self.total = ForwardReport()
+        self._progress = progress
+        self._held_ends: dict[str, Position] = {}
+
+    def _search(self, source: SourcePartition, start: Position, now_ms: int) -> ReadyRange:
+        last = self._admin.last_message_id(source.name)
+        end = EARLIEST if last is None else last.next_entry
+        # A message whose target is still missing returns to the held topic, so that is read once.
+        if source.role is Role.HELD:
+            end = self._held_ends.setdefault(source.topic, end)
+        end = readable_end(self._admin, source, start, end)
+        return ReadyRange(source, ReadyBound(end, now_ms), now_ms)
+
+    def _read(
+        self, source: SourcePartition, start: Position, end: Position
+    ) -> Generator[ParkedMessage, None, None]:
+        # A Function has acknowledged some messages one by one.
+        yield from read_unacknowledged(self._client, self._admin, source, start, end)
+
+    def _confirm(self, total: ForwardReport) -> None:
+        super()._confirm(self.total)
+        self._progress(self.total.total)
 
 
 def drain(
@@ -58,7 +84,7 @@ def drain(
         client: a ``pulsar.Client``; it is not closed here.
         clock: clock that decides which messages are due.
         allow_early: True to continue although a subscription would get messages early.
-        progress: function that is called with the number of messages after each partition.
+        progress: function that is called with the number of messages from time to time.
         target_client: function that returns a new client of the same cluster, for connections to
             the targets; None to publish with ``client``.
 
@@ -77,60 +103,15 @@ def drain(
             "subscriptions honour the due time of a message. Nothing was drained; wait until the "
             "levels are empty, or allow it (--allow-early)"
         )
-    total = ForwardReport()
-    sources = source_partitions(description)
-    router = _NoLevels(description.levels)
-    descriptions = DescriptionCache(partial(describe, admin, description.topic), description)
-    stored_s = time.monotonic()  # what is read next was stored before this time
-    with (
-        closing(PartitionLock(client, admin, sources, "drain")) as lock,
-        closing(TargetClients(client, target_client)) as clients,
-        closing(
-            Forwarder(
-                client,
-                admin,
-                description,
-                SteadyClock(clock or SystemClock()),
-                router=router,
-                client_of=clients.of,
-                refreshed=lambda: descriptions.refresh(stored_s),
-            )
-        ) as forwarder,
-    ):
-        at = dict(lock.start_positions(sources))
-        # A message whose target is still missing returns to the held topic, so that is read once.
-        held_ends = {
-            source.topic: _end(admin, source) for source in sources if source.role is Role.HELD
-        }
+    with _Drain(client, admin, description, clock, target_client, progress=progress) as mover:
         for _ in range(_PASSES):
-            moved = False
-            for source in sources:
-                end = held_ends.get(source.topic, _end(admin, source))
-                if end is not None:
-                    end = readable_end(admin, source, at[source.topic], end)
-                if end is None or end <= at[source.topic]:
-                    continue
-                moved = True
-                stored_s = time.monotonic()
-                messages = read_unacknowledged(client, admin, source, at[source.topic], end)
-                try:
-                    forwarder.forward_all(source, messages)
-                    total.add(forwarder.flush())
-                    lock.acknowledge(source, end)
-                except BatchTooLargeError:
-                    continue  # they are read again in the next pass, and each is alone
-                at[source.topic] = end
-                progress(total.total)
-            if not moved:
-                break
-        else:
-            raise LevelTopicError(
-                f"messages are parked in {description.topic} faster than they are drained, or as "
-                "fast: stop its producers, and drain it again"
-            )
-    return total
-
-
-def _end(admin: TopicAdmin, source: SourcePartition) -> Position | None:
-    last = admin.last_message_id(source.name)
-    return None if last is None else last.next_entry
+            try:
+                mover.run_once()
+            except BatchTooLargeError:
+                continue  # they are read again in the next pass, and each is alone
+            if not mover.made_progress:
+                return mover.total
+    raise LevelTopicError(
+        f"messages are parked in {description.topic} faster than they are drained, or as fast: "
+        "stop its producers, and drain it again"
+    )

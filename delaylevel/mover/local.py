@@ -8,7 +8,7 @@ It hosts the same router, ready bound, forwarder and partition lock as the Spark
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -25,14 +25,12 @@ from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position, SourcePartition, source_partitions
+from delaylevel.model.router import Router
 from delaylevel.topics import registry as topics
 from delaylevel.topics.roster import RESTING_S, DescriptionCache
 
 from .forwarder import Forwarder
 from .ready import NextChecks, ReadyBound, ReadyQueue, ReadyRange, ReadySearch
-
-#: Kind of this mover in the names of its consumers.
-KIND = "local"
 
 # One partition is read while the messages of the previous ones are confirmed, up to this number.
 # A killed mover repeats no more than these.
@@ -47,8 +45,6 @@ class LocalMover:
     It also serves the new partitions of a level topic that is expanded meanwhile.
 
     Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        clock: clock that is read at the start of a pass.
         target_client: function that returns a new client of the same cluster. Each target then has
             a connection of its own, and a throttled one delays no other. None to publish with
             ``client``.
@@ -56,10 +52,17 @@ class LocalMover:
             one. Both have the same clock.
 
     Attributes:
+        description: the description of the level topic in use.
+        next_checks: the times from which partitions are checked again. A message that arrives
+            before is not ready sooner, unless its publish time is wrong.
         postponed: partitions that have failed and are served after the others: see `ReadyQueue`. A
             mover that replaces this one after a failure should get them.
         made_progress: True if the last pass has acknowledged something.
     """
+
+    # The kind of this mover in the names of its consumers, and the way of a message.
+    _kind = "local"
+    _router = Router
 
     def __init__(
         self,
@@ -72,12 +75,12 @@ class LocalMover:
     ) -> None:
         self._client = client
         self._admin = admin
-        self._description = description
+        self.description = description
         self._clock = SteadyClock(clock or SystemClock())
         self._sources = source_partitions(description)
-        self._lock = PartitionLock(client, admin, self._sources, KIND)
+        self._lock = PartitionLock(client, admin, self._sources, self._kind)
         self._next: dict[str, Position] = dict(self._lock.start_positions(self._sources))
-        self._next_checks = NextChecks(self._clock)
+        self.next_checks = NextChecks(self._clock)
         self._ready = ReadyQueue()
         self.postponed = self._ready.postponed
         self.made_progress = False
@@ -97,11 +100,6 @@ class LocalMover:
         self._forwarder = self._open_forwarder()
 
     @property
-    def description(self) -> LevelTopicDescription:
-        """The description of the level topic in use."""
-        return self._description
-
-    @property
     def connected(self) -> bool:
         """True if the consumers that lock the partitions are connected."""
         return self._lock.connected
@@ -116,21 +114,18 @@ class LocalMover:
     ) -> ForwardReport:
         """Hand off all messages that are ready now, the earliest due first, and acknowledge them.
 
-        Args:
-            stopping: function that returns True to end the pass early. What was handed off until
-                then is acknowledged, and the next pass continues there.
-            longest_s: time after which the pass ends early, seconds. Then :attr:`behind` is true.
+        A pass that ends early has acknowledged what it handed off; the next one continues there.
 
         Raises:
             BrokerError: a message was not confirmed; it is unacknowledged, and a later pass sends
                 it again. Or the ready messages of a partition were not found; the others are handed
                 off.
         """
-        now_ms = self._next_checks.start_pass()
-        if self._next_checks.stepped:
+        now_ms = self.next_checks.start_pass()
+        if self.next_checks.stepped:
             self._ready.clear()  # these were found by the wrong time
         # What is published to a new partition is ready after a unit at the earliest.
-        smallest_ms = min(level.unit_ms for level in self._description.levels)
+        smallest_ms = min(level.unit_ms for level in self.description.levels)
         self._use(self._descriptions.known(min(RESTING_S, smallest_ms / 2000)))
         self._ready.forgive(self._clock.monotonic_s())
         failure = self._find_ready(now_ms)
@@ -170,31 +165,37 @@ class LocalMover:
     def _find_ready(self, now_ms: int) -> BrokerError | None:
         """Add the ready messages of partitions, unless some are known; return the first failure."""
         failure: BrokerError | None = None
-        lead_ms = self._description.levels.smallest_lead_ms
         due = [
             source
             for source in self._sources
-            if now_ms >= self.next_check_ms(source) and source.topic not in self._ready
+            if now_ms >= self.next_checks[source.topic] and source.topic not in self._ready
         ]
-        for item in in_parallel(partial(self._search, now_ms, lead_ms), due):
+        for item in in_parallel(partial(self._try_search, now_ms), due):
             if isinstance(item, BrokerError):
                 failure = failure or item
             elif item.bound.end > self._next[item.source.topic]:
                 self._ready.add(item)
             else:
-                self._next_checks[item.source.topic] = item.bound.next_check_ms
+                self.next_checks[item.source.topic] = item.bound.next_check_ms
         return failure
 
-    def _search(
-        self, now_ms: int, lead_ms: int, source: SourcePartition
-    ) -> ReadyRange | BrokerError:
+    def _try_search(self, now_ms: int, source: SourcePartition) -> ReadyRange | BrokerError:
         """Return the ready messages of a partition, or the failure."""
-        start, known_ms = self._next[source.topic], self.next_check_ms(source)
         try:
             with translate_errors():
-                return self._ready_search.ready_range(source, start, now_ms, lead_ms, known_ms)
+                return self._search(source, self._next[source.topic], now_ms)
         except BrokerError as error:
             return error
+
+    def _search(self, source: SourcePartition, start: Position, now_ms: int) -> ReadyRange:
+        lead_ms = self.description.levels.smallest_lead_ms
+        known_ms = self.next_checks[source.topic]
+        return self._ready_search.ready_range(source, start, now_ms, lead_ms, known_ms)
+
+    def _read(
+        self, source: SourcePartition, start: Position, end: Position
+    ) -> Generator[ParkedMessage, None, None]:
+        return read_range(self._client, source.topic, start, end)
 
     def _hand_off(
         self,
@@ -217,7 +218,7 @@ class LocalMover:
                     return
             complete = True
 
-        with closing(read_range(self._client, source.topic, start, item.bound.end)) as messages:
+        with closing(self._read(source, start, item.bound.end)) as messages:
             while True:
                 self._count += self._forwarder.forward_all(
                     source, portion(_FLUSH_EVERY - self._count)
@@ -240,23 +241,23 @@ class LocalMover:
         for source, bound in self._moved:
             self._lock.acknowledge(source, bound.end)
             self._next[source.topic] = bound.end
-            self._next_checks[source.topic] = bound.next_check_ms
-            self._ready.succeed(source.topic)
+            self.next_checks[source.topic] = bound.next_check_ms
+            self.postponed.pop(source.topic, None)
             self.made_progress = True
         self._moved, self._count = [], 0
 
     def _use(self, description: LevelTopicDescription) -> None:
         """Use a description that was read again, and lock new partitions."""
-        if description == self._description:
+        if description == self.description:
             return
         sources = source_partitions(description)
         new = [source for source in sources if source.topic not in self._next]
         if new:
-            lock = PartitionLock(self._client, self._admin, new, KIND)
+            lock = PartitionLock(self._client, self._admin, new, self._kind)
             self._next.update(lock.start_positions(new))
             self._lock.merge(lock)
         self._sources = sources
-        self._description = description
+        self.description = description
         self._forwarder.close()
         self._forwarder = self._open_forwarder()
 
@@ -264,19 +265,13 @@ class LocalMover:
         return Forwarder(
             self._client,
             self._admin,
-            self._description,
+            self.description,
             self._clock,
+            self._router(self.description.levels),
             refreshed=lambda: self._descriptions.refresh(self._planned_s),
             client_of=self._clients.of,
             connected=lambda: self._lock.connected,
         )
-
-    def next_check_ms(self, source: SourcePartition) -> int:
-        """Return the time at which a pass checks a partition again, in ms since the epoch.
-
-        A message that arrives before is not ready sooner, unless its publish time is wrong.
-        """
-        return self._next_checks[source.topic]
 
     def close(self) -> None:
         """Close producers and consumers; another mover may take over."""

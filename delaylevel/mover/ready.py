@@ -18,7 +18,6 @@ Ready partitions are served in the order of their due times: see `ReadyQueue`.
 
 from __future__ import annotations
 
-import heapq
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -50,11 +49,7 @@ _ROUNDS = 8
 
 @dataclass(frozen=True)
 class ReadyBound:
-    """The end of the ready messages of a partition.
-
-    Attributes:
-        end: the first position that is not ready; equal to the start if no message is ready.
-    """
+    """The first position of a partition that is not ready, the start if nothing is ready."""
 
     end: Position
     next_check_ms: int
@@ -66,9 +61,6 @@ class NextChecks:
     These times are computed from publish times, so they are times of the wall clock. When it steps,
     all of them are discarded: a time that was computed by a clock that is ahead could be weeks too
     late, and a clock that was set back reaches it too late.
-
-    Attributes:
-        stepped: True if the wall clock has stepped since the pass before.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -79,7 +71,7 @@ class NextChecks:
         self._now_ms = 0
 
     def start_pass(self) -> int:
-        """Return the present time for a pass, ms since the epoch, and look for a step."""
+        """Return the time of a pass; note if the wall clock has `stepped` since the last one."""
         now_ms = self._now_ms = self._clock.now_ms()
         offset_ms = now_ms - 1000 * self._clock.monotonic_s()
         self.stepped = abs(offset_ms - self._offset_ms) > STEP_MS
@@ -89,7 +81,7 @@ class NextChecks:
         return now_ms
 
     def __getitem__(self, topic: str) -> int:
-        """Return the next check, ms since the epoch; 0 for a partition to check at once."""
+        """Return the next check; 0 for a partition to check at once."""
         return self._times_ms.get(topic, 0)
 
     def __setitem__(self, topic: str, time_ms: int) -> None:
@@ -105,22 +97,37 @@ def ready_bound(
     now_ms: int,
     lead_ms: int,
 ) -> ReadyBound:
-    """Return the bound up to which a partition may be read; look at few of its entries.
-
-    Args:
-        lead_ms: the level topic's shortest lead in ms. A time that is off by more than half of it
-            counts as wrong; the other half is left to the mover's own pace.
-    """
-    # Messages behind an open transaction are not ready: readers do not get them, and the mover
-    # would acknowledge them unread.
-    last = admin.last_message_id(source.name)
+    """Return the bound up to which a partition may be read; look at few of its entries."""
+    topic = source.name
+    last = admin.last_message_id(topic)
     if last is None or last.next_entry <= start:
         # A message that is published from now on is not ready sooner (save for its clock's skew).
         return ReadyBound(start, now_ms + source.hand_off_after_ms)
+    # Messages behind an open transaction are not ready: readers do not get them, and the mover
+    # would acknowledge them unread.
     end = readable_end(admin, source, start, last.next_entry)
     if end <= start:
         return ReadyBound(start, now_ms)
-    bound = _readable_bound(admin, times, source, start, end, now_ms, lead_ms)
+    ready_until_ms = source.ready_until_ms(now_ms)
+    # A time that is off by more than half of the shortest lead counts as wrong; the other half is
+    # left to the mover's own pace.
+    slack_ms = max(1, lead_ms // 2)
+    bound = None
+    found = admin.message_id_at(topic, ready_until_ms + 1)
+    if found is None or found >= end:
+        bound = ReadyBound(end, now_ms)
+    elif found.entry_start >= start:
+        close = times(found, min(found.next_entry, Position(end.ledger, end.entry - 1)))
+        published_ms = close[0][1] if close else 0
+        # This entry is ready so soon that anything it hides can wait, and it hides nothing close.
+        if 0 < published_ms - ready_until_ms <= slack_ms // 2 and all(
+            next_ms > ready_until_ms for _, next_ms in close
+        ):
+            at = _existing_bound(admin, topic, found, start)
+            bound = ReadyBound(at, published_ms + source.hand_off_after_ms)
+    if bound is None:
+        entries = _NumberedEntries(admin, times, topic, start, end)
+        bound = _search(entries, source, now_ms, slack_ms)
     return bound if end == last.next_entry else ReadyBound(bound.end, now_ms)
 
 
@@ -136,34 +143,6 @@ def readable_end(
     return max(start, _existing_bound(admin, source.name, limit, start))
 
 
-def _readable_bound(
-    admin: TopicAdmin,
-    times: EntryTimes,
-    source: SourcePartition,
-    start: Position,
-    end: Position,
-    now_ms: int,
-    lead_ms: int,
-) -> ReadyBound:
-    """Return the bound within [start, end), of which readers get everything."""
-    topic = source.name
-    ready_until_ms = source.ready_until_ms(now_ms)
-    slack_ms = max(1, lead_ms // 2)
-    found = admin.message_id_at(topic, ready_until_ms + 1)
-    if found is None or found >= end:
-        return ReadyBound(end, now_ms)
-    if found.entry_start >= start:
-        close = times(found, min(found.next_entry, Position(end.ledger, end.entry - 1)))
-        published_ms = close[0][1] if close else 0
-        # This entry is ready so soon that anything it hides can wait, and it hides nothing close.
-        if 0 < published_ms - ready_until_ms <= slack_ms // 2 and all(
-            next_ms > ready_until_ms for _, next_ms in close
-        ):
-            bound = _existing_bound(admin, topic, found, start)
-            return ReadyBound(bound, published_ms + source.hand_off_after_ms)
-    return _search(_NumberedEntries(admin, times, topic, start, end), source, now_ms, slack_ms)
-
-
 def _search(
     entries: _NumberedEntries, source: SourcePartition, now_ms: int, slack_ms: int
 ) -> ReadyBound:
@@ -173,7 +152,7 @@ def _search(
     ready_until_ms = source.ready_until_ms(now_ms)
     low, wrong = 0, False  # everything before low is read
     for _ in range(_ROUNDS):
-        low = entries.first_after(low, ready_until_ms)
+        low += bisect_right(range(low, len(entries)), ready_until_ms, key=entries.time)
         if low == len(entries):
             break
         stopped_by_ms = entries.time(low)
@@ -222,7 +201,7 @@ class _NumberedEntries:
             for item in admin.ledgers(topic)
         ]
         self._entries = EntryRange(ledgers, start, end)
-        self._count = len(self._entries)
+        self._count = len(self._entries)  # counting passes over all ledgers
 
     def __len__(self) -> int:
         return self._count
@@ -240,7 +219,7 @@ class _NumberedEntries:
         return self._times[number]
 
     def _look(self, first: int, last: int) -> None:
-        """Read the times of adjacent entries, which costs no more than that of one."""
+        # The times of adjacent entries cost no more than that of one.
         positions = [self._entries.position(number) for number in range(first, last + 1)]
         found = iter(self._read(positions[0], positions[-1]))
         at, published_ms = next(found, (None, 0))
@@ -248,10 +227,6 @@ class _NumberedEntries:
             while at is not None and at < position:
                 at, published_ms = next(found, (None, 0))
             self._times[number] = published_ms
-
-    def first_after(self, low: int, latest_ms: int) -> int:
-        """Return the first entry from ``low`` on published after a time, as if times rose."""
-        return low + bisect_right(range(low, self._count), latest_ms, key=self.time)
 
     def some_behind(self, number: int) -> list[int]:
         """Return entries behind one, in order: all close ones, and ever fewer further on."""
@@ -302,12 +277,7 @@ _LONGEST_POSTPONED_S = 60.0
 
 @dataclass(frozen=True)
 class ReadyRange:
-    """The ready messages of a partition.
-
-    Attributes:
-        due_ms: the earliest due time of the first message that was not handed off, ms since the
-            epoch.
-    """
+    """The ready messages of a partition, and the earliest due time that the first one can have."""
 
     source: SourcePartition
     bound: ReadyBound
@@ -319,8 +289,8 @@ class ReadyRange:
         return replace(self, due_ms=first_due_ms(self.source, ready_ms, now_ms))
 
 
-class ReadyQueue:
-    """The ready ranges of a level topic, the most urgent first.
+class ReadyQueue(dict[str, ReadyRange]):
+    """The ready ranges of a level topic by partition; it gives the most urgent one first.
 
     The order matters in a backlog. Of messages that became ready together, those of a fine level
     are due before those of a coarse one, because its lead is shorter. A coarse partition cannot
@@ -336,44 +306,30 @@ class ReadyQueue:
     """
 
     def __init__(self) -> None:
-        self._ranges: dict[str, ReadyRange] = {}
-        self._heap: list[tuple[float, int, int, str]] = []
-        self._count = 0
+        super().__init__()
         self.postponed: dict[str, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._ranges)
-
-    def __contains__(self, topic: str) -> bool:
-        return topic in self._ranges
 
     def add(self, item: ReadyRange) -> None:
         """Add a range of a partition that has none here."""
-        topic = item.source.topic
-        self._ranges[topic] = item
-        self._count += 1  # partitions with one due time keep their order
-        heapq.heappush(self._heap, (*self._urgency(item), self._count, topic))
+        self[item.source.topic] = item
 
     def is_first(self, item: ReadyRange) -> bool:
         """Return True if a range, which is not here, is at least as urgent as all others."""
-        return not self._heap or self._urgency(item) <= self._heap[0][:2]
+        urgency = self._urgency(item)
+        return all(urgency <= self._urgency(other) for other in self.values())
 
     def take(self) -> ReadyRange:
-        """Remove the most urgent range and return it."""
-        return self._ranges.pop(heapq.heappop(self._heap)[-1])
+        """Remove the most urgent range and return it; those with one due time keep their order."""
+        return self.pop(min(self.values(), key=self._urgency).source.topic)
 
     def fail(self, topic: str, now_s: float) -> None:
-        """Discard all ranges; serve a partition after the others, until `succeed` or `forgive`."""
+        """Discard all ranges; serve a partition after the others, until some time has passed."""
         # A partition that cannot be handed off is the most urgent one before long, and would keep
         # all others waiting. If the failure was that of another one, that one fails next, and is
         # last.
         self.clear()
         last_s = max(self.postponed.values(), default=now_s)
         self.postponed[topic] = max(now_s, last_s + 0.001)
-
-    def succeed(self, topic: str) -> None:
-        """Serve a partition by its due times again: something of it was handed off."""
-        self.postponed.pop(topic, None)
 
     def forgive(self, now_s: float) -> None:
         """Serve partitions by their due times again that have failed long ago."""
@@ -387,22 +343,13 @@ class ReadyQueue:
         if found:
             self.clear()
 
-    def clear(self) -> None:
-        """Discard all ranges."""
-        self._ranges.clear()
-        self._heap.clear()
-
     def _urgency(self, item: ReadyRange) -> tuple[float, int]:
         return self.postponed.get(item.source.topic, float("-inf")), item.due_ms
 
 
 def first_due_ms(source: SourcePartition, ready_ms: int, now_ms: int) -> int:
-    """Return the earliest due time of a message that became ready at a time, ms since the epoch.
-
-    Args:
-        ready_ms: this time, or an earlier one. If it is later than now, it comes from a wrong
-            publish time, and counts as now: the partition must not wait for it.
-    """
+    """Return the earliest due time of a message that became ready at a time, or after it."""
+    # A time after now comes from a wrong publish time: the partition must not wait for it.
     return min(ready_ms, now_ms) + source.lead_ms
 
 
@@ -420,9 +367,7 @@ _WAIT_MS = 1_000
 
 
 class ReadySearch:
-    """Finds the ready messages of the partitions that a mover has locked.
-
-    Any number of threads may use it.
+    """Finds the ready messages of the partitions that a mover has locked, in any thread.
 
     Args:
         connected: function that returns True if the partition locks are connected: brokers serve
@@ -445,16 +390,11 @@ class ReadySearch:
         lead_ms: int,
         next_check_ms: int,
     ) -> ReadyRange:
-        """Return the ready messages of a partition, with their urgency.
-
-        Args:
-            next_check_ms: the partition's next check, before which nothing was ready; 0 if unknown:
-                the first message is looked at then.
-        """
+        """Return the ready messages of a partition, with their urgency."""
         try:
             times = partial(entry_times, self._client, source.topic)
             bound = ready_bound(self._admin, times, source, start, now_ms, lead_ms)
-            ready_ms = next_check_ms
+            ready_ms = next_check_ms  # before it, nothing was ready; 0: it is unknown
             if not ready_ms and bound.end > start:
                 first = times(start, start)
                 ready_ms = source.ready_ms(first[0][1]) if first else 0

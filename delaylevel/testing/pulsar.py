@@ -590,7 +590,7 @@ class _Movers:
     def next_event_ms(self) -> int | None:
         """Return the next time, ms, at which a mover or dispatcher has work; None for never."""
         times: list[int | None] = [
-            mover.next_check_ms(source)
+            mover.next_checks[source.topic]
             for mover, source, name in self._sources
             if self._has_backlog(name)
         ]
