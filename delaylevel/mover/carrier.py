@@ -83,11 +83,7 @@ class Carried(Sent[Item]):
 class OwnPlaces(Generic[Item]):
     """The topics of our own, for messages that have a place there, or are set aside.
 
-    One thread uses it.
-
-    Attributes:
-        own: the producers of these topics.
-        pools: all producers that a message may be given to.
+    One thread uses it. ``pools`` has all producers that a message may be given to.
     """
 
     def __init__(
@@ -122,13 +118,12 @@ class OwnPlaces(Generic[Item]):
     def put(self, carried: Carried[Item]) -> None:
         """Send a message to its place, a topic of our own, or drop it if it has none."""
         carried.sent_s = self._now_s()
-        reason = None
         topic = carried.place.topic
         if topic:
             reason = self.own.put(carried, topic)
             if reason is None:
                 return
-        carried.reason = reason or ""
+            carried.reason = reason
         self._done.append(carried)
 
     def set_aside(self, carried: Carried[Item], reason: str) -> None:
@@ -176,9 +171,7 @@ class OwnPlaces(Generic[Item]):
 
 
 class Carrier(OwnPlaces[Item]):
-    """The way of the messages of one level topic to their next places.
-
-    One thread uses it.
+    """The way of the messages of one level topic to their next places, for one thread.
 
     Args:
         refusal: function that returns the host's own reason to set aside the messages of a target.
@@ -217,10 +210,9 @@ class Carrier(OwnPlaces[Item]):
         """Send a message to its next place.
 
         Args:
-            now_ms: the present time, ms since the epoch, also by a clock that has just jumped: the
-                publish times of what is parked are by that clock, too.
-            latest: a description that was read after the message was stored; a target that it does
-                not have is unknown. None if there is none.
+            now_ms: the present time, also by a clock that has just jumped: the publish times of
+                what is parked are by that clock, too.
+            latest: a description that was read after the message was stored.
 
         Raises:
             UnknownTargetError: the target may be new. Give the message again, with ``latest``.

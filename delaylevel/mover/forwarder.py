@@ -44,9 +44,7 @@ _OWED_S = 0.0005
 
 
 class Forwarder:
-    """Publishes messages to their next place, and reports the confirmed ones.
-
-    Not thread-safe: one forwarder serves one task for a partition, or one loop.
+    """Publishes messages to their next place, and reports the confirmed ones; for one thread.
 
     Args:
         refreshed: function that returns a description whose reading began after the messages were
@@ -92,13 +90,7 @@ class Forwarder:
         self._messages = self._bytes = 0
 
     def forward(self, source: SourcePartition, message: ParkedMessage, item: Any = None) -> None:
-        """Publish one message to its next place; it is safe when :meth:`flush` has returned.
-
-        Raises:
-            BrokerError: a topic of our own did not take a message, or the description cannot be
-                read, so that a target may be new or unknown. Acknowledge none of the source
-                messages since the last flush, and forward all of them again.
-        """
+        """Publish one message, as `forward_all` does."""
         self.forward_all(source, (message,), item)
 
     def forward_all(
@@ -107,8 +99,9 @@ class Forwarder:
         """Publish messages to their next places; they are safe when :meth:`flush` has returned.
 
         Raises:
-            BrokerError: as :meth:`forward` raises it, or the messages cannot be read; acknowledge
-                no message since the last flush.
+            BrokerError: a topic of our own did not take a message, the description cannot be read,
+                so that a target may be new or unknown, or the messages cannot be read. Acknowledge
+                none of the source messages since the last flush, and forward all of them again.
         """
         count = time_ms = 0
         give = self._carrier.give
@@ -134,10 +127,9 @@ class Forwarder:
         """Wait until the broker has confirmed everything that was forwarded so far.
 
         Raises:
-            BatchTooLargeError: messages are too large together. Acknowledge none of the source
-                messages since the last flush, and forward all of them again: now one by one.
             BrokerError: a message is unconfirmed and could not be held either. Acknowledge none of
                 the source messages since the last flush, and forward all of them again.
+            BatchTooLargeError: messages are too large together. They will be sent one by one.
         """
         try:
             self._wait(0, 0)
@@ -148,9 +140,8 @@ class Forwarder:
         return report
 
     def close_targets(self) -> None:
-        """Close the producers of business topics."""
-        # A connected producer would create a topic again that an operator deletes by force, so none
-        # stays open while there is nothing to send.
+        """Close the producers of business topics, while there is nothing to send."""
+        # A connected producer would create a topic again that an operator deletes by force.
         self._carrier.targets.close()
         self._background.join()
 

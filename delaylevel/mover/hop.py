@@ -74,12 +74,7 @@ def dead_letter_properties(message: ParkedMessage, topic: str, reason: str) -> d
 
 
 class Place(NamedTuple):
-    """The next place of a message, and its entry in the report.
-
-    Attributes:
-        topic: full name of a partition of our own, or of the target; empty for a message that is
-            dropped.
-    """
+    """The next place of a message, a topic or "" if it is dropped, and its entry in the report."""
 
     counter: str
     counted_by: Any
@@ -203,12 +198,7 @@ def pause_s(description: LevelTopicDescription, reason: str) -> float:
 def too_large(
     description: LevelTopicDescription, message: Payload, envelope: Envelope, topic: str
 ) -> Placed:
-    """Return the place of a message that a topic refuses because of its size.
-
-    Args:
-        topic: full name of the topic that refused it: its target, or a topic of our own, where a
-            message has more properties.
-    """
+    """Return the place of a message that a topic, its target or our own, refuses by its size."""
     # It keeps its envelope, so that it can be replayed once the limit is raised. It may be too
     # large for the dead-letter topic, too: see `delaylevel.cluster.own_producers`.
     return _readable_dead_letter(description, message, envelope, f"too large for {topic}")
