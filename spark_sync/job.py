@@ -92,47 +92,12 @@ log = logging.getLogger(__name__)
 Report = Mapping[str, Mapping[str, int]]
 
 
-class JobMovers:
-    """The level topics of a job, each with the statistics of a mover."""
-
-    def __init__(self, descriptions: Sequence[LevelTopicDescription], admin: TopicAdmin) -> None:
-        self.descriptions = descriptions
-        self.members = StatusCache(partial(reported, admin))
-        self._lock = threading.Lock()
-        self._stats = {each.topic: MoverStats() for each in descriptions}
-
-    def stats(self) -> dict[str, MoverStats]:
-        """Return copies of the statistics by level topic."""
-        with self._lock:
-            return {topic: replace(stats) for topic, stats in self._stats.items()}
-
-    def passed(self, batch: Report) -> None:
-        """Count a batch; a query that completes one has all locks."""
-        with self._lock:
-            for stats in self._stats.values():
-                stats.state, stats.problem = "moving", ""
-            for topic, counts in batch.items():
-                self._stats[topic].passed(counts, counts["latest_ms"])
-
-    def failed(self, reason: str) -> None:
-        """Count a failure of the query."""
-        with self._lock:
-            for stats in self._stats.values():
-                stats.failed(reason)
-
-    def lag_ms(self) -> int | None:
-        """Return how long the oldest ready message has been waiting, ms; None if unknown."""
-        found = self.members.read_all(self.descriptions).values()
-        behind_ms = [each.behind_ms for each in found if each is not None]
-        return max(behind_ms) if len(behind_ms) == len(found) else None
-
-
 #: The name of the observation that collects the reports of a batch's tasks.
 OBSERVATION = "delaylevel"
 
 
-def report_of(progress: Any) -> dict[str, dict[str, int]]:
-    """Return the sum of the tasks' reports, by level topic."""
+def report_of(progress: Any) -> Report:
+    """Return the sum of the tasks' reports."""
     found: dict[str, dict[str, int]] = {}
     observed = progress.observedMetrics.get(OBSERVATION)
     for text in () if observed is None else observed.reports:
@@ -148,8 +113,8 @@ def report_of(progress: Any) -> dict[str, dict[str, int]]:
 _LAST_EVENT_S = 10.0
 
 
-class SyncListener(StreamingQueryListener):
-    """Listener to the query of one job.
+class JobMovers(StreamingQueryListener):
+    """The level topics of a job, with the statistics of movers, from the events of its query.
 
     Args:
         on_progress: function to call with each ``StreamingQueryProgress``, in a thread of Spark.
@@ -157,42 +122,56 @@ class SyncListener(StreamingQueryListener):
 
     def __init__(
         self,
+        descriptions: Sequence[LevelTopicDescription],
+        admin: TopicAdmin,
         query_name: str,
-        movers: JobMovers,
         on_progress: Callable[[Any], None] | None = None,
     ) -> None:
+        self.descriptions = descriptions
+        self.members = StatusCache(partial(reported, admin))
+        self._stats = {each.topic: MoverStats() for each in descriptions}
         self._query_name = query_name
-        self._movers = movers
         self._on_progress = on_progress
         self._run_id: str | None = None
         self._ended = threading.Event()
         self.moving = threading.Event()  # the running query has completed a batch
 
+    def stats(self) -> Mapping[str, MoverStats]:
+        """Return the statistics by level topic."""
+        return self._stats
+
+    def failed(self, reason: str) -> None:
+        """Count a failure of the query, which has ended."""
+        self._stats = {topic: stats.failed(reason) for topic, stats in self._stats.items()}
+
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
-        """Remember the identity of our run."""
         if event.name == self._query_name:
             self._run_id = str(event.runId)
             self._ended.clear()
             self.moving.clear()
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        """Log and count a batch."""
+        """Log and count a batch; a query that completes one has all locks."""
         progress = event.progress
         if progress.name != self._query_name:
             return
         self.moving.set()
         report = report_of(progress) if progress.numInputRows else {}
-        self._movers.passed(report)
+        self._stats = {
+            topic: stats.passed(report[topic], report[topic]["latest_ms"])
+            if topic in report
+            else replace(stats, state="moving", problem="")
+            for topic, stats in self._stats.items()
+        }
         if progress.numInputRows:
             if log.isEnabledFor(logging.INFO):
-                log.info("%s", batch_line(progress, report, self._movers.lag_ms()))
+                log.info("%s", batch_line(progress, report, self._lag_ms()))
             if left_out := dropped(progress):
                 log.info("batch %d: %d rows dropped by the steps", progress.batchId, left_out)
         if self._on_progress is not None:
             self._on_progress(progress)
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """Note that no further event of our run follows."""
         if str(event.runId) == self._run_id:
             self._ended.set()
 
@@ -200,6 +179,23 @@ class SyncListener(StreamingQueryListener):
         """Wait until the last batch of a terminated query is counted."""
         if self._run_id is not None and not self._ended.wait(_LAST_EVENT_S):
             log.warning("Spark did not report the end of the query; its last batch may be missing")
+
+    def _lag_ms(self) -> int | None:
+        """Return how long the oldest ready message has been waiting; None if unknown."""
+        found = self.members.read_all(self.descriptions).values()
+        behind_ms = [each.behind_ms for each in found if each is not None]
+        return max(behind_ms) if len(behind_ms) == len(found) else None
+
+
+_OUTCOMES = {
+    "parked": "parked",
+    "window": "to the window",
+    "due": "due",
+    "held": "held",
+    "dead": "dead letters",
+    "dropped": "dropped",
+    "expired": "expired",
+}
 
 
 def batch_line(progress: Any, report: Report, lag_ms: int | None) -> str:
@@ -211,15 +207,7 @@ def batch_line(progress: Any, report: Report, lag_ms: int | None) -> str:
     ]
     outcomes = [
         f"{count:,} {words}"
-        for outcome, words in (
-            ("parked", "parked"),
-            ("window", "to the window"),
-            ("due", "due"),
-            ("held", "held"),
-            ("dead", "dead letters"),
-            ("dropped", "dropped"),
-            ("expired", "expired"),
-        )
+        for outcome, words in _OUTCOMES.items()
         if (count := sum(counts.get(outcome, 0) for counts in report.values()))
     ]
     parts.append(" + ".join(outcomes) or "nothing sent on")
@@ -434,19 +422,18 @@ class SparkSyncJob:
             admin = stack.enter_context(
                 Admin.from_connection(self._connection, for_service=not self._settings.once)
             )
-            movers = JobMovers(self.descriptions, admin)
+            movers = JobMovers(self.descriptions, admin, self._query_name, on_progress)
             if self._settings.metrics_port is not None:
                 port, address = self._settings.metrics_port, self._settings.metrics_address
                 untold = RosterReporter(self._roster, "Start the job again then.")
                 collectors = Collectors(MoverReporter(movers), untold)
                 served = stack.enter_context(serve(collectors, port, address))
                 self.http_address = address, served
-            listener = SyncListener(self._query_name, movers, on_progress)
-            spark.streams.addListener(listener)
-            stack.callback(spark.streams.removeListener, listener)
+            spark.streams.addListener(movers)
+            stack.callback(spark.streams.removeListener, movers)
             refused = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
             try:
-                self._run_queries(spark, listener, movers)
+                self._run_queries(spark, movers)
             except LevelTopicError as error:
                 if not refused:
                     raise
@@ -458,12 +445,12 @@ class SparkSyncJob:
                 f"served: {refused}"
             )
 
-    def _run_queries(self, spark: SparkSession, listener: SyncListener, movers: JobMovers) -> None:
+    def _run_queries(self, spark: SparkSession, movers: JobMovers) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._stop.is_set():
             started = time.monotonic()
             try:
-                self._run_query(spark, listener)
+                self._run_query(spark, movers)
                 return
             except StreamingQueryException as error:
                 log.debug("the query failed", exc_info=True)
@@ -508,7 +495,7 @@ class SparkSyncJob:
             **connection_options(self._connection),
         }
 
-    def _run_query(self, spark: SparkSession, listener: SyncListener) -> None:
+    def _run_query(self, spark: SparkSession, movers: JobMovers) -> None:
         # Spark looks up a Python data source in the active session of this thread. A session that
         # was created in another thread becomes active here by creating a DataFrame.
         spark.createDataFrame([], SCHEMA)
@@ -537,14 +524,14 @@ class SparkSyncJob:
             query = writer.start()
         try:
             while not query.awaitTermination(_POLL_S):
-                if listener.moving.is_set():
+                if movers.moving.is_set():
                     self.ready.set()
                     self._warning.over()
                 if self._at_once.is_set() or (self._stop.is_set() and self._is_stopped(query)):
                     return
         finally:
             query.stop()
-            listener.wait_ended()
+            movers.wait_ended()
 
     def _is_stopped(self, query: Any) -> bool:
         """Request that the source stops; return whether it has stopped."""

@@ -20,20 +20,14 @@ from .service import STATES, MoverStats
 
 
 class Movers(Protocol):
-    """The movers of a process.
-
-    Attributes:
-        members: the broker's statistics of level topics.
-    """
+    """The movers of a process, and the broker's statistics of their level topics."""
 
     members: StatusCache
 
     @property
-    def descriptions(self) -> Sequence[LevelTopicDescription]:
-        """The descriptions of the level topics that are served."""
+    def descriptions(self) -> Sequence[LevelTopicDescription]: ...
 
-    def stats(self) -> Mapping[str, MoverStats]:
-        """Return the statistics by level topic."""
+    def stats(self) -> Mapping[str, MoverStats]: ...
 
 
 _COUNTERS = (
@@ -43,12 +37,7 @@ _COUNTERS = (
 
 
 class MoverReporter(Reporter):
-    """Reporter of movers: for probes, the status page and metrics. It has no window to query.
-
-    Args:
-        is_reported: function that returns True for a level topic of whose levels another reporter
-            of this process tells.
-    """
+    """Reporter of movers, except for what ``is_reported`` by another one of a level topic."""
 
     def __init__(
         self, movers: Movers, is_reported: Callable[[str], bool] = lambda _: False
@@ -71,7 +60,6 @@ class MoverReporter(Reporter):
         return [self._section(*each) for each in self._served()]
 
     def collect(self) -> Iterator[Any]:
-        """Yield every series, in the form that ``prometheus_client`` expects."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         found = sorted(self._movers.stats().items())
@@ -103,7 +91,6 @@ class MoverReporter(Reporter):
         yield from backlog_series("mover", self._members.read_all(self._movers.descriptions))
 
     def _served(self) -> list[tuple[LevelTopicDescription, MoverStats]]:
-        """Return the level topics and the statistics of their movers."""
         stats = self._movers.stats()
         return [
             (description, stats[description.topic])

@@ -47,16 +47,14 @@ _LONGEST_PASSING_S = 2.0
 STATES = ("starting", "standby", "moving", "failing", "stopped")
 
 
-@dataclass
+@dataclass(frozen=True)
 class MoverStats:
     """Statistics of the mover of one level topic since this process serves it.
 
     Attributes:
-        state: one of `STATES`.
         holder: name of the mover that has the lock, in the state ``standby``; else empty.
-        counts: numbers of messages by outcome, as those of a `ForwardReport`.
         passes: number of passes, or batches of Spark, that ended without a failure.
-        late_ms: the largest lateness at hand-off in the last pass that handed off messages, ms.
+        late_ms: the largest lateness at hand-off in the last pass that handed off messages.
     """
 
     state: str = "starting"
@@ -67,18 +65,20 @@ class MoverStats:
     failures: int = 0
     late_ms: int = 0
 
-    def passed(self, counts: Mapping[str, int], latest_ms: int) -> None:
-        """Count a pass that ended: its messages by outcome, and the largest lateness, in ms."""
-        self.state, self.problem = "moving", ""
-        self.passes += 1
-        self.counts = {name: count + counts.get(name, 0) for name, count in self.counts.items()}
-        if counts.get("window") or counts.get("due"):
-            self.late_ms = latest_ms
+    def passed(self, counts: Mapping[str, int], latest_ms: int) -> MoverStats:
+        """Count a pass that ended: its messages by outcome, and the largest lateness."""
+        return replace(
+            self,
+            state="moving",
+            problem="",
+            passes=self.passes + 1,
+            counts={name: count + counts.get(name, 0) for name, count in self.counts.items()},
+            late_ms=latest_ms if counts.get("window") or counts.get("due") else self.late_ms,
+        )
 
-    def failed(self, reason: str) -> None:
+    def failed(self, reason: str) -> MoverStats:
         """Count a failure."""
-        self.state, self.problem = "failing", reason
-        self.failures += 1
+        return replace(self, state="failing", problem=reason, failures=self.failures + 1)
 
 
 class TopicTask:
@@ -88,8 +88,6 @@ class TopicTask:
     a failure. While another process has the lock, it tries again every two seconds: at each attempt
     the broker checks whether the connection of the other one is alive, and closes it if not. A
     suspended process therefore loses its level topics after some seconds, and a killed one at once.
-
-    All of its steps are in the slow lane: they wait for the broker.
 
     Attributes:
         stopping: to be set for the end after the current messages, also in a signal handler.
@@ -112,19 +110,13 @@ class TopicTask:
         self._mover: LocalMover | None = None
         # Time at which the lock counts as lost, while its consumers are not connected.
         self._lost_s: float | None = None
-        self._lock = threading.Lock()
-        self._stats = MoverStats()
+        self.stats = MoverStats()
         self._warning = RepeatedWarning(log, f"mover of {description.topic}")
         self._postponed: dict[str, float] = {}
         self._pause_s = _FIRST_PAUSE_S
 
-    def stats(self) -> MoverStats:
-        """Return a copy of the statistics."""
-        with self._lock:
-            return replace(self._stats)
-
     def start(self, scheduler: Scheduler) -> None:
-        """Begin to serve, in the threads of the process."""
+        """Begin to serve; all steps wait for the broker, so they are in the slow lane."""
         self._task = scheduler.task(self._step, f"mover {self.description.topic}")
         self._task.wake()
 
@@ -149,7 +141,7 @@ class TopicTask:
                 return self._serve(self._mover)
         except AlreadyRunningError as error:
             self._close()
-            if self._stats.state != "standby":
+            if self.stats.state != "standby":
                 log.info("standby for %s: %s", self.description.topic, error)
             self._set(state="standby", holder=error.owner, problem="")
             pause_s = _PROBE_S
@@ -182,10 +174,10 @@ class TopicTask:
 
     def _open(self) -> LocalMover:
         """Lock the level topic."""
-        if self._stats.state == "failing":
+        if self.stats.state == "failing":
             self.description = self._describe()
         mover = self._acquire(self.description)
-        if self._stats.state in ("standby", "starting"):
+        if self.stats.state in ("standby", "starting"):
             log.info("moving %s", self.description.topic)
         self._set(state="moving", holder="", problem="")
         self._warning.over()
@@ -214,8 +206,7 @@ class TopicTask:
         self.description = mover.description
         self._pause_s = _FIRST_PAUSE_S
         self._warning.over()
-        with self._lock:
-            self._stats.passed(report.counts(), report.latest_ms)
+        self.stats = self.stats.passed(report.counts(), report.latest_ms)
         if mover.behind:
             return AT_ONCE
         return time.monotonic() + (self._trigger_ms or trigger_of(self.description)) / 1000
@@ -224,17 +215,14 @@ class TopicTask:
         """Take note of a failure; return the pause before the next attempt."""
         reason = advised(self.description, error)
         self._warning.failed(reason)
-        with self._lock:
-            self._stats.failed(reason)
+        self.stats = self.stats.failed(reason)
         longest_s = _LONGEST_PASSING_S if may_pass(error) else _LONGEST_PAUSE_S
         pause_s = min(self._pause_s, longest_s)
         self._pause_s = min(2 * pause_s, longest_s)
         return pause_s
 
-    def _set(self, **values: object) -> None:
-        with self._lock:
-            for name, value in values.items():
-                setattr(self._stats, name, value)
+    def _set(self, **values: Any) -> None:
+        self.stats = replace(self.stats, **values)
 
 
 def check_movable(description: LevelTopicDescription) -> None:
@@ -254,12 +242,8 @@ class MoverService:
     topic; the others are on standby, and take over if it ends, dies or hangs.
 
     Args:
-        scheduler: that of the process, which is not closed here.
-        trigger_ms: time between two passes, in ms; by default a fifth of the shortest lead,
-            between 0.2 and 5 s.
-
-    Attributes:
-        members: the broker's statistics of level topics.
+        trigger_ms: time between two passes; by default a fifth of the shortest lead, between 0.2
+            and 5 s.
     """
 
     def __init__(
@@ -277,7 +261,6 @@ class MoverService:
         self._trigger_ms = trigger_ms
         self._clock = SystemClock()
         self._target_client = target_client
-        self._lock = threading.Lock()
         self._tasks: dict[str, TopicTask] = {}
         self._started = False
         self.members = StatusCache(partial(reported, admin))
@@ -285,14 +268,11 @@ class MoverService:
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:
         """The descriptions of the level topics that are served."""
-        with self._lock:
-            return tuple(task.description for task in self._tasks.values())
+        return tuple(task.description for task in list(self._tasks.values()))
 
     def stats(self) -> Mapping[str, MoverStats]:
         """Return the statistics by level topic."""
-        with self._lock:
-            tasks = dict(self._tasks)
-        return {topic: task.stats() for topic, task in tasks.items()}
+        return {topic: task.stats for topic, task in self._tasks.copy().items()}
 
     def add(
         self, description: LevelTopicDescription, descriptions: DescriptionCache | None = None
@@ -307,15 +287,13 @@ class MoverService:
             description,
             self._trigger_ms,
         )
-        with self._lock:
-            self._tasks[description.topic] = task
+        self._tasks[description.topic] = task
         if self._started:
             task.start(self._scheduler)
 
     def remove(self, topic: str) -> None:
         """Stop serving a level topic."""
-        with self._lock:
-            task = self._tasks.pop(topic)
+        task = self._tasks.pop(topic)
         task.stopping.set()
         task.join()
 
@@ -333,9 +311,10 @@ class MoverService:
     def close(self) -> None:
         """End the current passes, release the locks, and wait for that."""
         self.stop()
-        for task in list(self._tasks.values()):
+        tasks = list(self._tasks.values())
+        for task in tasks:
             task.wake()
-        for task in list(self._tasks.values()):
+        for task in tasks:
             task.join()
 
     def _served(self, topic: str) -> LevelTopicDescription:

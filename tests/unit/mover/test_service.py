@@ -108,13 +108,13 @@ def serve(topic: LockedTopic) -> Iterator[Serve]:
         task.stopping.set()
     for task in tasks:
         assert task.join(60)
-        assert task.stats().state == "stopped"
+        assert task.stats.state == "stopped"
     scheduler.close()
 
 
 def reached(task: TopicTask, **values: object) -> MoverStats:
     def there() -> MoverStats | None:
-        stats = task.stats()
+        stats = task.stats
         return stats if all(getattr(stats, k) == v for k, v in values.items()) else None
 
     found: MoverStats = eventually(there, str(values))
@@ -129,9 +129,9 @@ def test_it_moves_and_releases_the_lock_at_the_end(topic: LockedTopic, serve: Se
     task = serve(trigger_ms=60_000)
     # A pass that is behind is followed by the next one at once.
     assert reached(task, passes=4).counts["window"] == 4
-    assert "unreadable" not in repr(task.stats()), "reasons would grow without a limit"
+    assert "unreadable" not in repr(task.stats), "reasons would grow without a limit"
     assert topic.limits == 4 * [LONGEST_PASS_S]
-    assert task.stats().state == "moving"
+    assert task.stats.state == "moving"
     task.stopping.set()
     assert task.join(60)
     assert topic.movers[0].closed.is_set()
@@ -196,7 +196,7 @@ def test_pauses_do_not_grow_while_other_partitions_are_handed_off(
     topic.run = run
     # With pauses that double, this would be 0.01 s * 2**19.
     task = serve()
-    eventually(lambda: task.stats().failures >= 20, "twenty failures")
+    eventually(lambda: task.stats.failures >= 20, "twenty failures")
 
 
 @pytest.mark.parametrize(

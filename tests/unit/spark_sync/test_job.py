@@ -34,7 +34,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.reporting import MoverReporter
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings, control
 from delaylevel.spark_sync import job as job_module
-from delaylevel.spark_sync.job import JobMovers, SyncListener, batch_line, enter_environment
+from delaylevel.spark_sync.job import JobMovers, batch_line, enter_environment
 from delaylevel.spark_sync.steps import apply_steps, load_steps
 from delaylevel.testing import MemoryPulsar
 
@@ -222,17 +222,6 @@ TOPIC = "persistent://public/default/_orders-delay-level"
 COUNTS = {"parked": 3, "window": 2, "due": 1, "held": 1, "dead": 0, "latest_ms": 1500}
 
 
-@pytest.fixture
-def movers() -> JobMovers:
-    memory = MemoryPulsar()
-    hours = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=3))
-    producer = memory.client().create_producer(
-        "orders", enable_delay_level_topic=True, partition_strategy=hours
-    )
-    producer.send(b"x", deliver_after=timedelta(hours=1, minutes=1))
-    return JobMovers(memory.level_topics(), memory.admin)
-
-
 def progress(batch_id: int, rows: int, name: str = "mine", reports: Any = None) -> Any:
     return SimpleNamespace(
         batchId=batch_id,
@@ -244,34 +233,49 @@ def progress(batch_id: int, rows: int, name: str = "mine", reports: Any = None) 
     )
 
 
-class Listener(SyncListener):
-    """A listener whose query has started; it notes the batches that it passes on."""
+class Movers(JobMovers):
+    """The movers of a job whose query has started; they note the batches that they pass on."""
 
-    def __init__(self, movers: JobMovers) -> None:
+    def __init__(self, memory: MemoryPulsar) -> None:
         self.seen: list[int] = []
-        super().__init__("mine", movers, lambda progress: self.seen.append(progress.batchId))
+        super().__init__(
+            memory.level_topics(),
+            memory.admin,
+            "mine",
+            lambda progress: self.seen.append(progress.batchId),
+        )
         self.onQueryStarted(SimpleNamespace(name="mine", runId="run-1"))
 
     def end(self, *arguments: Any, **more: Any) -> None:
         self.onQueryProgress(SimpleNamespace(progress=progress(*arguments, **more)))
 
 
+@pytest.fixture
+def movers() -> Movers:
+    memory = MemoryPulsar()
+    hours = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=3))
+    producer = memory.client().create_producer(
+        "orders", enable_delay_level_topic=True, partition_strategy=hours
+    )
+    producer.send(b"x", deliver_after=timedelta(hours=1, minutes=1))
+    return Movers(memory)
+
+
 def test_each_batch_that_moved_messages_is_summed_and_logged_once(
-    movers: JobMovers, caplog: pytest.LogCaptureFixture
+    movers: Movers, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "delaylevel.spark_sync.job")
-    listener = Listener(movers)
     assert movers.stats()[TOPIC].state == "starting"
-    listener.end(0, 0)
+    movers.end(0, 0)
     assert batch_line(progress(0, 7), {}, None).endswith(
         "nothing sent on, late by 0ms, lag unknown"
     )
     assert (movers.stats()[TOPIC].state, movers.stats()[TOPIC].passes) == ("moving", 0)
     for batch_id in (1, 2):
         reports = [json.dumps({TOPIC: COUNTS}), json.dumps({TOPIC: dict.fromkeys(COUNTS, 1)})]
-        listener.end(batch_id, 7, reports=reports)
+        movers.end(batch_id, 7, reports=reports)
     stats = movers.stats()[TOPIC]
-    assert (stats.passes, stats.late_ms, listener.seen) == (2, 1500, [0, 1, 2])
+    assert (stats.passes, stats.late_ms, movers.seen) == (2, 1500, [0, 1, 2])
     counts = {"parked": 8, "window": 6, "due": 4, "held": 4, "dead": 2, "dropped": 0, "expired": 0}
     assert stats.counts == counts
     assert [record.getMessage() for record in caplog.records] == [
@@ -281,23 +285,22 @@ def test_each_batch_that_moved_messages_is_summed_and_logged_once(
     ]
 
 
-def test_other_queries_are_ignored(movers: JobMovers) -> None:
-    listener = Listener(movers)
-    listener.end(5, 100, name="another")
-    listener.onQueryTerminated(SimpleNamespace(runId="run-2"))
-    assert (movers.stats()[TOPIC].state, listener.seen) == ("starting", [])
-    assert not any(each.is_set() for each in (listener.moving, listener._ended))
-    listener.onQueryTerminated(SimpleNamespace(runId="run-1"))
-    listener.wait_ended()
-    assert listener._ended.is_set()
+def test_other_queries_are_ignored(movers: Movers) -> None:
+    movers.end(5, 100, name="another")
+    movers.onQueryTerminated(SimpleNamespace(runId="run-2"))
+    assert (movers.stats()[TOPIC].state, movers.seen) == ("starting", [])
+    assert not any(each.is_set() for each in (movers.moving, movers._ended))
+    movers.onQueryTerminated(SimpleNamespace(runId="run-1"))
+    movers.wait_ended()
+    assert movers._ended.is_set()
 
 
-def test_a_job_is_reported_as_a_mover(movers: JobMovers) -> None:
+def test_a_job_is_reported_as_a_mover(movers: Movers) -> None:
     pytest.importorskip("prometheus_client")
     collector = MoverReporter(movers)
     (reporter,) = collector.reporters
     assert not reporter.ready()[0].ok
-    movers.passed({TOPIC: COUNTS})
+    movers.end(1, 7, reports=[json.dumps({TOPIC: COUNTS})])
     assert all(check.ok for check in reporter.ready())
     movers.failed("the query failed: no answer")
     assert not reporter.ready()[0].ok
