@@ -19,7 +19,13 @@ from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import acknowledged_by_others, read_range
 from delaylevel.cluster.threads import in_parallel
-from delaylevel.errors import AlreadyRunningError, BrokerError, DataLossError, LevelTopicError
+from delaylevel.errors import (
+    AlreadyRunningError,
+    BrokerError,
+    ConfigError,
+    DataLossError,
+    LevelTopicError,
+)
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import EARLIEST, Position, SourcePartition, source_partitions
@@ -39,32 +45,26 @@ def make_offset(
     positions: Mapping[str, Position],
     skipped: Mapping[str, Position] | None = None,
 ) -> Offset:
-    """Return an offset.
+    """Return the end of a batch that is planned at a time: the first position after it.
 
     Args:
-        now_ms: the time at which the batch that ends here is planned, ms since the epoch.
-        positions: the first position after the batch, by partition.
         skipped: the start of the batch where it follows lost messages, by partition. It is stored
             so that a replay starts at the same position.
     """
-    found: Offset = {"now_ms": now_ms, "positions": _as_text(positions)}
-    if skipped:
-        found["skipped"] = _as_text(skipped)
+    found: Offset = {"now_ms": now_ms, "positions": positions, "skipped": skipped or {}}
+    for name in ("positions", "skipped"):
+        found[name] = {topic: str(at) for topic, at in sorted(found[name].items())}
     return found
 
 
-def positions_of(offset: Offset) -> dict[str, Position]:
-    """Return, by partition, the first position after the batch."""
-    return {topic: Position.parse(text) for topic, text in offset["positions"].items()}
-
-
-def skipped_of(offset: Offset) -> dict[str, Position]:
-    """Return, by partition, the start of the batch where it follows lost messages."""
-    return {topic: Position.parse(text) for topic, text in offset.get("skipped", {}).items()}
-
-
-def _as_text(positions: Mapping[str, Position]) -> dict[str, str]:
-    return {topic: str(positions[topic]) for topic in sorted(positions)}
+def positions_of(offset: Offset, name: str = "positions") -> dict[str, Position]:
+    """Return the positions of an offset by partition, or those that were ``skipped``."""
+    if "positions" not in offset:
+        raise ConfigError(
+            "the checkpoint is that of another Spark query: give the job a folder of its own "
+            "(--checkpoint)"
+        )
+    return {topic: Position.parse(text) for topic, text in offset.get(name, {}).items()}
 
 
 # A killed mover keeps its locks for some seconds; a live one keeps them for longer than this.
@@ -89,8 +89,7 @@ class Driver:
         # The level topics that are not served now, with the reason, and their known partitions.
         self._given_up: dict[str, BrokerError] = {}
         self._left: dict[str, SourcePartition] = {}
-        self._first: dict[str, Position] = {}
-        self._acknowledged: dict[str, Position] = {}
+        self._acknowledged: dict[str, Position] = {}  # the first position that is not
         self._next_checks = NextChecks(self._clock)
         self._pauses_ms: dict[str, int] = {}  # of the partitions whose last search failed
         # Earliest due times of the ranges of the batch that was chosen last, ms since the epoch.
@@ -117,21 +116,21 @@ class Driver:
 
     def initial_offset(self) -> Offset:
         """Return the first message of every partition that is not acknowledged."""
-        return make_offset(0, self._first)
+        return make_offset(0, self._acknowledged)
 
     def latest_offset(self, start: Offset, max_messages: int | None) -> Offset:
         """Return the end of a batch of ready messages; a limited one has what is due first."""
         self._refresh()
         is_first, self._warm = not self._warm, True
         if is_first and not self.once:
-            return make_offset(self._clock.now_ms(), {**self._first, **positions_of(start)})
+            return make_offset(self._clock.now_ms(), {**self._acknowledged, **positions_of(start)})
         now_ms = self._next_checks.start_pass()
         if self._fixed_now_ms is not None:
             now_ms = self._fixed_now_ms
         positions = positions_of(start)
         # A partition that is new to this query starts at its first unacknowledged message. Its
         # start is logged before anything of it is read, so that a replay reads the same.
-        new = {topic: at for topic, at in self._first.items() if topic not in positions}
+        new = {topic: at for topic, at in self._acknowledged.items() if topic not in positions}
         due = [
             source
             for topic, source in self._sources.items()
@@ -142,11 +141,14 @@ class Driver:
         )
         skipped: dict[str, Position] = {}
         ready: list[ReadyRange] = []
-        self._report(dict(zip((source.topic for source in due), found, strict=True)))
+        failures: list[BrokerError] = []
         for source, outcome in zip(due, found, strict=True):
             topic = source.topic
+            pause_ms = self._pauses_ms.pop(topic, _FIRST_PAUSE_MS // 2)
             if isinstance(outcome, BrokerError):
+                self._pauses_ms[topic] = min(2 * pause_ms, _LONGEST_PAUSE_MS)
                 self._next_checks[topic] = now_ms + self._pauses_ms[topic]
+                failures.append(outcome)
                 continue
             begin, item = outcome
             self._next_checks[topic] = item.bound.next_check_ms
@@ -154,6 +156,7 @@ class Driver:
                 skipped[topic] = positions[topic] = begin
             if item.bound.end > begin:
                 ready.append(item)
+        self._report(failures)
         self._due_ms = {item.source.topic: item.due_ms for item in ready}
         if max_messages is None:
             positions.update((item.source.topic, item.bound.end) for item in ready)
@@ -168,8 +171,8 @@ class Driver:
         # Spark starts a task for each, in this order: the earliest due first.
         # If there are none (in the first batch of a run), return some empty ranges: they start the
         # Python workers and their connections before a message has to wait for them.
+        starts = {**positions_of(start), **positions_of(end, "skipped")}
         now_ms = int(end["now_ms"])
-        starts = {**positions_of(start), **skipped_of(end)}
         found: list[InputRange] = []
         for topic, until in positions_of(end).items():
             # What was planned of a level topic before it was given up is finished as planned.
@@ -211,7 +214,7 @@ class Driver:
         """Acknowledge cumulatively up to an offset whose batches are all complete."""
         for topic, position in positions_of(end).items():
             source = self._sources.get(topic)
-            if source is None or position <= self._acknowledged.get(topic, self._first[topic]):
+            if source is None or position <= self._acknowledged[topic]:
                 continue
             if not self._warm:
                 self._check_exists(source, position)
@@ -244,15 +247,10 @@ class Driver:
         except BrokerError as error:
             return error
 
-    def _report(self, found: Mapping[str, object]) -> None:
+    def _report(self, failures: Sequence[BrokerError]) -> None:
         """Warn of partitions that are left out of batches; end the query if none is left."""
         # Partitions that are not due have not failed. A run that ends when nothing is ready must
         # not leave anything out.
-        failures = [error for error in found.values() if isinstance(error, BrokerError)]
-        for topic, outcome in found.items():
-            pause_ms = self._pauses_ms.pop(topic, _FIRST_PAUSE_MS // 2)
-            if isinstance(outcome, BrokerError):
-                self._pauses_ms[topic] = min(2 * pause_ms, _LONGEST_PAUSE_MS)
         if not self._pauses_ms:
             self._warning.over()
         elif failures:
@@ -351,7 +349,7 @@ class Driver:
         new = [s for s in source_partitions(description) if s.topic not in self._sources]
         if new:
             lock = self._acquire(new, 0.0 if topic in self._given_up else LOCK_TIMEOUT_S)
-            self._first.update(lock.start_positions(new))
+            self._acknowledged.update(lock.start_positions(new))
             previous = self._locks.get(topic)
             if previous is not None:
                 lock.merge(previous)

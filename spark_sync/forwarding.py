@@ -30,7 +30,6 @@ from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.envelope import is_control
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.position import SourcePartition
 from delaylevel.mover.forwarder import Forwarder
 
 from .arrow_rows import REQUIRED, from_batch
@@ -46,25 +45,20 @@ FORWARDED_SCHEMA = StructType([StructField("report", StringType(), True)])
 _ARROW_SCHEMA = pa.schema([pa.field("report", pa.string())])
 
 
-class TaskForwarders:
+class TaskForwarders(dict[str, Forwarder]):
     """The forwarders of one task, for use in a ``with`` block: one for each level topic."""
 
     def __init__(self, here: Runtime) -> None:
         here.start_task()
         self._here = here
-        self._used: dict[str, Forwarder] = {}
 
-    def of(self, source: SourcePartition) -> Forwarder:
-        """Return the forwarder for the messages of a source partition."""
-        topic = source.level_topic
-        forwarder = self._used.get(topic)
-        if forwarder is None:
-            forwarder = self._used[topic] = self._here.forwarder(topic)
-        return forwarder
+    def __missing__(self, level_topic: str) -> Forwarder:
+        self[level_topic] = self._here.forwarder(level_topic)
+        return self[level_topic]
 
     def flush(self) -> Reports:
         """Wait until everything is confirmed; return the reports by level topic."""
-        return {topic: forwarder.flush() for topic, forwarder in self._used.items()}
+        return {topic: forwarder.flush() for topic, forwarder in self.items()}
 
     def __enter__(self) -> TaskForwarders:
         return self
@@ -73,7 +67,7 @@ class TaskForwarders:
         if kind is not None:
             self._here.reset_forwarders()
             return
-        for forwarder in self._used.values():
+        for forwarder in self.values():
             forwarder.close_targets()
 
 
@@ -112,7 +106,7 @@ def forward_rows(
         for batch in batches:
             duplicates.check(batch)
             for source, message in from_batch(batch):
-                forwarders.of(source).forward(source, message)
+                forwarders[source.level_topic].forward(source, message)
             count += batch.num_rows
         reports = forwarders.flush()
     yield from _counted(count, reports)
@@ -144,7 +138,7 @@ def messages_only(options: SyncOptions, part: InputRange) -> Iterator[ParkedMess
     ):
         for message in messages:
             if is_control(message.properties):
-                forwarders.of(source).forward(source, message)
+                forwarders[source.level_topic].forward(source, message)
             else:
                 yield message
         # Spark commits the batch only after this task has ended.
@@ -156,7 +150,7 @@ def _forward(
     here: Runtime, options: SyncOptions, part: InputRange, forwarders: TaskForwarders
 ) -> tuple[int, Reports]:
     """Forward a range; return the number of its messages, and the reports."""
-    forwarder = forwarders.of(part.source)
+    forwarder = forwarders[part.source.level_topic]
     with closing(part.read(options)) as messages:
         count = forwarder.forward_all(part.source, messages)
     return count, forwarders.flush()

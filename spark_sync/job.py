@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import collect_list
-from pyspark.sql.streaming import DataStreamReader
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from delaylevel.cluster.connection.settings import ENVIRONMENT_PREFIX, Connection
@@ -53,11 +52,20 @@ from delaylevel.topics.roster import Roster, RosterReporter
 from delaylevel.topics.status import StatusCache, reported
 from delaylevel.web.reports import Collectors
 
-from . import control
 from .arrow_rows import SCHEMA
 from .driver import LOCK_TIMEOUT_S
 from .forwarding import forwarded
-from .options import FORMAT, SyncOptions, SyncSettings, connection_options
+from .options import (
+    FORMAT,
+    STOP,
+    STOPPED,
+    SyncOptions,
+    SyncSettings,
+    connection_options,
+    is_told,
+    tell,
+    topics_option,
+)
 from .source import DelayLevelDataSource
 from .steps import LOCAL_SORT_ALLOWED, Steps, apply_steps, cause_of, dropped, place_of_failure
 
@@ -374,6 +382,7 @@ class SparkSyncJob:
 
             def serve(description: LevelTopicDescription, named: bool) -> None:
                 check_movable(description)
+                topics_option([description.topic])
                 _check_unlocked(admin, description)
                 found.append(description)
 
@@ -483,29 +492,23 @@ class SparkSyncJob:
         self._at_once.set()
         self._stop.set()
 
-    def _reader(self, spark: SparkSession) -> DataStreamReader:
-        return spark.readStream.format(FORMAT).options(
-            **self._common_options(), **self._settings.options
-        )
-
-    def _common_options(self) -> dict[str, str]:
-        return {
-            "levelTopics": ",".join(item.topic for item in self.descriptions),
-            "controlDir": self._control_dir,
-            **connection_options(self._connection),
-        }
-
     def _run_query(self, spark: SparkSession, movers: JobMovers) -> None:
         # Spark looks up a Python data source in the active session of this thread. A session that
         # was created in another thread becomes active here by creating a DataFrame.
         spark.createDataFrame([], SCHEMA)
         settings: dict[str, str] = {}
+        options = {
+            "levelTopics": topics_option(item.topic for item in self.descriptions),
+            "controlDir": self._control_dir,
+            **connection_options(self._connection),
+        }
+        reader = spark.readStream.format(FORMAT).options(**options, **self._settings.options)
         if self._steps is None:
             # Nothing uses the rows, so they need not leave the process that reads them.
-            frame = self._reader(spark).option("forwardInSource", "true").load()
+            frame = reader.option("forwardInSource", "true").load()
         else:
-            rows = apply_steps(self._reader(spark).schema(SCHEMA).load(), self._steps)
-            frame = forwarded(rows, SyncOptions.parse(self._common_options()))
+            rows = apply_steps(reader.schema(SCHEMA).load(), self._steps)
+            frame = forwarded(rows, SyncOptions.parse(options))
             settings |= LOCAL_SORT_ALLOWED
         if urlsplit(self._settings.checkpoint).scheme in ("", "file"):
             settings |= _LOCAL_FILES
@@ -538,14 +541,14 @@ class SparkSyncJob:
         # After the request, no further batch begins. Wait for the current batch, and then, for a
         # limited time, for the next trigger: there the source acknowledges and releases its locks.
         if self._stop_requested_s is None:
-            control.request_stop(self._control_dir)
+            tell(self._control_dir, STOP)
             self._stop_requested_s = time.monotonic()
         if query.status["isTriggerActive"]:
             self._stop_requested_s = time.monotonic()
             return False
         timeout_s = min(self.trigger_ms, _LONGEST_TRIGGER_MS) / 1000 + _STOP_SLACK_S
         waited_s = time.monotonic() - self._stop_requested_s
-        return control.is_stopped(self._control_dir) or waited_s > timeout_s
+        return is_told(self._control_dir, STOPPED) or waited_s > timeout_s
 
     @property
     def _query_name(self) -> str:

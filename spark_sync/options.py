@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
 
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.errors import ConfigError, DelayLevelError
+from delaylevel.errors import ConfigError, DelayLevelError, LevelTopicError
+from delaylevel.model.clock import instant_ms
+from delaylevel.model.due_time import LATEST_DUE_MS
+from delaylevel.model.formatting import parse_iso
 from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, Window
 
 
 @dataclass(frozen=True)
@@ -56,25 +62,31 @@ _CONNECTION = {
     "operationTimeoutSeconds": "operation_timeout_seconds",
 }
 _READING = ("levelTopics", "maxOffsetsPerTrigger", "failOnDataLoss")
-# The folder through which the job's program and the query's processes communicate: control.py.
-_CONTROL = "controlDir"
-# The source forwards what it reads: forwarding.py.
-_FORWARD = "forwardInSource"
+# They say what a batch read skips. A filter that Spark pushes down could not: Spark 4.2 and 4.3
+# keep one plan of a Python data source for all uses of a DataFrame, and it would remove rows from
+# the other uses.
+_SELECTING = ("dueFrom", "dueBefore", "dueSlackMs", "cancellations")
+# The folder through which the job's program and the source's process communicate; and whether the
+# source forwards what it reads.
+_OF_THE_JOB = ("controlDir", "forwardInSource")
 # Options that Spark adds to the user's.
 _SPARKS_OWN = ("path", "checkpointlocation", "queryname")
 
 
 @dataclass(frozen=True)
 class SyncOptions:
-    """Parsed options of the source and the sink.
+    """Parsed options of the source.
 
     Attributes:
         connection: settings for :meth:`delaylevel.config.Connection.load`, never a token.
-        max_offsets_per_trigger: maximum number of messages in a batch, over all partitions; None
-            for all ready messages.
+        max_offsets_per_trigger: maximum number of messages in a batch, over all partitions.
         fail_on_data_loss: True to end the query if messages were lost that it has not moved.
         forward: True if the source forwards; see :mod:`delaylevel.spark_sync.forwarding`.
-        control_dir: the folder of :mod:`delaylevel.spark_sync.control`; empty for none.
+        due: of a batch read, as the following: the window of due times; if it is bounded, rows
+            without a due time are left out.
+        slack_ms: tolerance of the search; see :mod:`delaylevel.topics.scan`.
+        cancellations: True to read cancellations instead of messages; their column ``due`` is null.
+        control_dir: the folder of `tell`; empty for none.
     """
 
     connection: tuple[tuple[str, str], ...]
@@ -82,13 +94,15 @@ class SyncOptions:
     max_offsets_per_trigger: int | None = None
     fail_on_data_loss: bool = True
     forward: bool = False
-    # Different in each run, but no reason for a separate connection.
-    control_dir: str = field(default="", compare=False)
+    due: Window = ALWAYS
+    slack_ms: int = DEFAULT_SLACK_MS
+    cancellations: bool = False
+    control_dir: str = ""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SyncOptions:
         """Parse the options of ``.option(…)``; names are not case-sensitive."""
-        given = _known_options(options, (*_CONNECTION, *_READING, _FORWARD, _CONTROL))
+        given = _known_options(options, (*_CONNECTION, *_READING, *_SELECTING, *_OF_THE_JOB))
         topics = [part.strip() for part in given.get("levelTopics", "").split(",") if part.strip()]
         if not topics:
             raise ConfigError(
@@ -101,11 +115,19 @@ class SyncOptions:
         return cls(
             connection=_connection(given),
             level_topics=level_topics,
-            max_offsets_per_trigger=_positive(given, "maxOffsetsPerTrigger"),
-            fail_on_data_loss=boolean_option(given, "failOnDataLoss", True),
-            forward=boolean_option(given, _FORWARD, False),
-            control_dir=given.get(_CONTROL, ""),
+            max_offsets_per_trigger=_number(given, "maxOffsetsPerTrigger", 1, None),
+            fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
+            forward=_boolean(given, "forwardInSource"),
+            due=Window(_time_ms(given, "dueFrom"), _time_ms(given, "dueBefore")),
+            slack_ms=_number(given, "dueSlackMs", 0, DEFAULT_SLACK_MS),
+            cancellations=_boolean(given, "cancellations"),
+            control_dir=given.get("controlDir", ""),
         )
+
+    @property
+    def selects(self) -> bool:
+        """True if they have options of a batch read."""
+        return replace(self, due=ALWAYS, slack_ms=DEFAULT_SLACK_MS, cancellations=False) != self
 
 
 @dataclass(frozen=True)
@@ -128,17 +150,21 @@ class WriteOptions:
         return cls(_connection(given), given.get("target", ""), given.get("levelTopic"))
 
 
-def _known_options(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    given, rest = split_options(options, names)
-    unknown = [name for name in rest if name.lower() not in _SPARKS_OWN]
-    if "startingoffsets" in map(str.lower, unknown):
-        raise ConfigError(
-            "option startingOffsets: a query without a checkpoint starts at the first message that "
-            "is not acknowledged. Move the subscription instead (pulsar-admin topics reset-cursor)"
-        )
-    if unknown:
-        raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(sorted(names))}")
-    return given
+def _known_options(options: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return the options in the spelling of these names."""
+    spelling = {name.lower(): name for name in names}
+    given = {name: value for name, value in options.items() if name.lower() not in _SPARKS_OWN}
+    for name in given:
+        if name.lower() == "startingoffsets":
+            raise ConfigError(
+                "option startingOffsets: a query without a checkpoint starts at the first message "
+                "that is not acknowledged. Move the subscription instead (pulsar-admin topics "
+                "reset-cursor)"
+            )
+        if name.lower() not in spelling:
+            known = ", ".join(sorted(spelling.values()))
+            raise ConfigError(f"unknown option {name!r}; there are {known}")
+    return {spelling[name.lower()]: value for name, value in given.items()}
 
 
 def _connection(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -155,33 +181,66 @@ def connection_options(connection: Connection) -> dict[str, str]:
     return found
 
 
-def split_options(
-    options: Mapping[str, str], names: Iterable[str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the options with these names, in their spelling, and all others as given."""
-    spelling = {name.lower(): name for name in names}
-    given: dict[str, str] = {}
-    rest: dict[str, str] = {}
-    for name, value in options.items():
-        if name.lower() in spelling:
-            given[spelling[name.lower()]] = value
-        else:
-            rest[name] = value
-    return given, rest
+def topics_option(level_topics: Iterable[str]) -> str:
+    """Return the names of level topics as an option."""
+    names = list(level_topics)
+    for name in names:
+        if "," in name:
+            raise LevelTopicError(
+                f"level topic {name}: Spark cannot serve a name with a comma, because its option "
+                "levelTopics lists names with commas. `delaylevel run` moves its messages, and "
+                "`delaylevel pending` shows them"
+            )
+    return ",".join(names)
 
 
-def boolean_option(given: Mapping[str, str], name: str, default: bool) -> bool:
-    """Return the value of an option that is true or false."""
+def _boolean(given: Mapping[str, str], name: str, default: bool = False) -> bool:
     text = given.get(name, str(default)).strip().lower()
     if text not in ("true", "false"):
         raise ConfigError(f"option {name} is {text!r}: it is true or false")
     return text == "true"
 
 
-def _positive(given: Mapping[str, str], name: str) -> int | None:
+_Default = TypeVar("_Default")
+
+
+def _number(given: Mapping[str, str], name: str, least: int, default: _Default) -> int | _Default:
+    text = given.get(name)
+    if text is None:
+        return default
+    if not (text.strip().isdecimal() and int(text) >= least):
+        raise ConfigError(f"option {name} is {text!r}: it is a whole number, at least {least}")
+    return int(text)
+
+
+def _time_ms(given: Mapping[str, str], name: str) -> int | None:
     text = given.get(name)
     if text is None:
         return None
-    if not (text.isdecimal() and int(text) > 0):
-        raise ConfigError(f"option {name} is {text!r}: it is a whole number above 0")
-    return int(text)
+    if text.isdecimal() and int(text) <= LATEST_DUE_MS:
+        return int(text)
+    try:
+        return instant_ms(parse_iso(text))  # rounded up: due times are whole ms
+    except ValueError:
+        raise ConfigError(
+            f"option {name} is {text!r}: write a time with its zone, 2030-01-31T08:00:00+00:00, "
+            "or milliseconds since the epoch"
+        ) from None
+
+
+#: Signals through the folder ``controlDir``: the job's program requests that no further batch
+#: begins, and the source, which Spark runs in another process on its machine, confirms that all
+#: batches are acknowledged and that the partition lock is released.
+STOP, STOPPED = "stop", "stopped"
+
+
+def tell(folder: str, signal: str) -> None:
+    """Give a signal."""
+    # Cleaners of temporary files remove a folder that nobody has used for days.
+    Path(folder).mkdir(mode=0o700, exist_ok=True)
+    Path(folder, signal).touch()
+
+
+def is_told(folder: str, signal: str) -> bool:
+    """Return whether a signal was given; an empty folder name means that nobody can."""
+    return bool(folder) and Path(folder, signal).exists()

@@ -62,7 +62,7 @@ class Runtime:
         self._task_s = time.monotonic()
         # One for all tasks: a clock that is ahead is noticed by what it was before.
         self._clock = SteadyClock(SystemClock())
-        self._forwarders: dict[str, tuple[LevelTopicDescription, Forwarder]] = {}
+        self._forwarders: dict[str, Forwarder] = {}
 
     def start_task(self) -> None:
         """Note the start of a task: all its messages were stored before, when it was planned."""
@@ -71,10 +71,6 @@ class Runtime:
     def describe(self, level_topic: str) -> LevelTopicDescription:
         """Return the description of a level topic; a change is noticed after some seconds."""
         return self._cache(level_topic).known()
-
-    def refreshed(self, level_topic: str) -> LevelTopicDescription:
-        """Return a description whose reading began in this task, for targets that may be new."""
-        return self._cache(level_topic).refresh(self._task_s)
 
     def planned_by(self, level_topic: str) -> LevelTopicDescription:
         """Return the description of a level topic for a task, the last one that can be read."""
@@ -87,19 +83,18 @@ class Runtime:
     def forwarder(self, level_topic: str) -> Forwarder:
         """Return the forwarder for a level topic; a changed description gets a new one."""
         description = self.planned_by(level_topic)
-        known, forwarder = self._forwarders.get(level_topic, (None, None))
-        if forwarder is None or known != description:
+        forwarder = self._forwarders.get(level_topic)
+        if forwarder is None or forwarder.description != description:
             if forwarder is not None:
                 forwarder.close()
-            forwarder = Forwarder(
+            forwarder = self._forwarders[level_topic] = Forwarder(
                 self.client,
                 self.admin,
                 description,
                 self._clock,
                 client_of=self.targets.of,
-                refreshed=partial(self.refreshed, level_topic),
+                refreshed=lambda: self._cache(level_topic).refresh(self._task_s),
             )
-            self._forwarders[level_topic] = (description, forwarder)
         return forwarder
 
     def _cache(self, level_topic: str) -> DescriptionCache:
@@ -112,7 +107,7 @@ class Runtime:
     def reset_forwarders(self) -> None:
         """Close every forwarder and discard its unconfirmed messages."""
         forwarders, self._forwarders = self._forwarders, {}
-        for _, forwarder in forwarders.values():
+        for forwarder in forwarders.values():
             forwarder.close()
 
 
@@ -131,12 +126,7 @@ def runtime(options: SyncOptions) -> Runtime:
 
 @dataclass
 class InputRange(InputPartition):
-    """The part of a source partition that one task reads.
-
-    Attributes:
-        end: the first position after the range.
-        now_ms: the time of the plan, ms since the epoch: the ``routed_at`` of the messages.
-    """
+    """The part of a source partition that one task reads, and the time of the plan."""
 
     source: SourcePartition
     start: Position

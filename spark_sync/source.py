@@ -38,35 +38,29 @@ from delaylevel.errors import ConfigError, InvalidInputError
 from delaylevel.inspection.columns import in_chunks
 from delaylevel.inspection.horizon import place_of
 from delaylevel.inspection.snapshot import PartitionRule, is_cancellation, take_snapshot
-from delaylevel.model.clock import SystemClock, duration_ms, instant_ms
-from delaylevel.model.due_time import LATEST_DUE_MS
+from delaylevel.model.clock import SystemClock, duration_ms
 from delaylevel.model.envelope import ATTEMPT, DUE
-from delaylevel.model.formatting import format_instant, parse_iso
+from delaylevel.model.formatting import format_instant
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.position import SourcePartition
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics.registry import describe
-from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, Window
 
-from . import control
 from .arrow_rows import BYTES_PER_BATCH, ROWS_PER_BATCH, SCHEMA, to_batches, values_of
 from .driver import Driver, Offset
 from .forwarding import FORWARDED_SCHEMA, forward_input, messages_only
 from .options import (
     FORMAT,
+    STOP,
+    STOPPED,
     SyncOptions,
     WriteOptions,
-    boolean_option,
     connection_options,
-    split_options,
+    is_told,
+    tell,
+    topics_option,
 )
 from .runtime import InputRange, runtime
-
-# They say what a batch read skips. A filter that Spark pushes down could not: Spark 4.2 and 4.3
-# keep one plan of a Python data source for all uses of a DataFrame, and it would remove rows from
-# the other uses.
-_OPTIONS = ("dueFrom", "dueBefore", "dueSlackMs", "cancellations")
 
 _TEXT, _TIME = ("string",), ("timestamp",)
 #: The columns of rows to write, with the types that each may have.
@@ -189,55 +183,18 @@ def _described() -> str:
     return "columns are " + ", ".join(f"{name} ({kinds[0]})" for name, kinds in COLUMNS.items())
 
 
-@dataclass(frozen=True)
-class BatchOptions:
-    """Options of a batch read: the messages that it selects.
-
-    Attributes:
-        due: the window of due times; if it is bounded, rows without a due time are left out.
-        slack_ms: tolerance of the search, ms; see :mod:`delaylevel.topics.scan`.
-        cancellations: True to read cancellations instead of messages; their column ``due`` is null.
-    """
-
-    due: Window = ALWAYS
-    slack_ms: int = DEFAULT_SLACK_MS
-    cancellations: bool = False
-
-    @classmethod
-    def split(cls, options: Mapping[str, str]) -> tuple[BatchOptions, dict[str, str]]:
-        """Split off the options of a batch read; names are not case-sensitive."""
-        given, rest = split_options(options, _OPTIONS)
-        slack = given.get("dueSlackMs", str(DEFAULT_SLACK_MS)).strip()
-        if not slack.isdecimal():
-            raise ConfigError(f"option dueSlackMs is {slack!r}: it is one number")
-        parsed = cls(
-            due=Window(_time_ms(given, "dueFrom"), _time_ms(given, "dueBefore")),
-            slack_ms=int(slack),
-            cancellations=boolean_option(given, "cancellations", False),
-        )
-        return parsed, rest
-
-    def selects(self, source: SourcePartition) -> bool:
-        """Return whether a partition can have selected messages."""
-        return not (self.cancellations and source.role is Role.HELD)
-
-
 @dataclass
 class PendingRange(InputRange):
-    """The part of a partition that one task reads, and what is pending of it.
-
-    Attributes:
-        rule: the rule that tells which messages are pending.
-    """
+    """The part of a partition that one task reads, and the rule that tells what is pending."""
 
     place: str
     rule: PartitionRule
 
-    def messages(self, options: SyncOptions, selection: BatchOptions) -> Iterator[ParkedMessage]:
+    def messages(self, options: SyncOptions) -> Iterator[ParkedMessage]:
         """Yield the selected messages, or cancellations."""
-        due = selection.due
+        due = options.due
         for chunk in in_chunks(self.read(options), ROWS_PER_BATCH, BYTES_PER_BATCH):
-            if selection.cancellations:
+            if options.cancellations:
                 stored = compress(chunk, self.rule.stored(chunk))
                 yield from (one for one in stored if is_cancellation(one.properties))
                 continue
@@ -254,28 +211,28 @@ class PendingReader(DataSourceReader):
     have the same messages, and tasks need no journal.
     """
 
-    def __init__(self, options: SyncOptions, selection: BatchOptions, schema: StructType) -> None:
+    def __init__(self, options: SyncOptions, schema: StructType) -> None:
         check_schema(schema)
         self._options = options
-        self._selection = selection
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:  # type: ignore[override, unused-ignore]
         """Return a range for each partition that can have selected messages."""
-        selection = self._selection
-        here = runtime(self._options)
+        options = self._options
+        here = runtime(options)
         now_ms = SystemClock().now_ms()
         found: list[InputPartition] = []
-        for topic in self._options.level_topics:
+        for topic in options.level_topics:
             snapshot = take_snapshot(
                 here.client,
                 here.admin,
                 here.describe(topic),
                 now_ms,
                 target=None,
-                slack_ms=selection.slack_ms,
-                due=selection.due,
-                wanted=selection.selects,
+                slack_ms=options.slack_ms,
+                due=options.due,
+                # Nobody can cancel a held message.
+                wanted=lambda source: not (options.cancellations and source.role is Role.HELD),
             )
             for item in snapshot.ranges:
                 source = item.source
@@ -288,7 +245,7 @@ class PendingReader(DataSourceReader):
         """Yield the pending messages of one range as Arrow record batches."""
         if not isinstance(partition, PendingRange):
             return  # Spark's own placeholder for a plan without partitions
-        messages = partition.messages(self._options, self._selection)
+        messages = partition.messages(self._options)
         source, now_ms = partition.source, partition.now_ms
         yield from to_batches(source, messages, partition.place, now_ms, self._schema)
 
@@ -312,30 +269,14 @@ def check_columns(names: Sequence[str]) -> None:
         )
 
 
-def _time_ms(given: Mapping[str, str], name: str) -> int | None:
-    """Return the first whole ms at or after a time: due times are whole."""
-    text = given.get(name)
-    if text is None:
-        return None
-    if text.isdecimal() and int(text) <= LATEST_DUE_MS:
-        return int(text)
-    try:
-        return instant_ms(parse_iso(text))
-    except ValueError:
-        raise ConfigError(
-            f"option {name} is {text!r}: write a time with its zone, 2030-01-31T08:00:00+00:00, "
-            "or milliseconds since the epoch"
-        ) from None
-
-
 class DelayLevelDataSource(DataSource):
     """``readStream``, ``read`` and ``write`` with ``format("delaylevel")``.
 
     Options: ``levelTopics`` (names, with commas), ``serviceUrl``, ``adminUrl``, ``tokenFile``,
     ``tls…``, ``maxOffsetsPerTrigger`` (messages, the earliest due first), ``failOnDataLoss``. The
     columns are those of :data:`delaylevel.spark_sync.arrow_rows.SCHEMA`, or those given to
-    ``.schema(…)``. A batch read has further options: see `BatchOptions`. A batch write has its own:
-    see `options.WriteOptions`, and `COLUMNS` for its columns.
+    ``.schema(…)``. A batch read has further options: see `options.SyncOptions`. A batch write has
+    its own: see `options.WriteOptions`, and `COLUMNS` for its columns.
 
     Register it once: ``spark.dataSource.register(DelayLevelDataSource)``.
     """
@@ -345,10 +286,9 @@ class DelayLevelDataSource(DataSource):
         self._given = dict(options)
 
     @cached_property
-    def _reading(self) -> tuple[BatchOptions, SyncOptions]:
+    def _reading(self) -> SyncOptions:
         """The options of everything but a batch write."""
-        batch, rest = BatchOptions.split(self._given)
-        return batch, SyncOptions.parse(rest)
+        return SyncOptions.parse(self._given)
 
     @classmethod
     def name(cls) -> str:
@@ -357,14 +297,13 @@ class DelayLevelDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the schema of the rows; a reader may select columns of it."""
-        return FORWARDED_SCHEMA if self._reading[1].forward else SCHEMA
+        return FORWARDED_SCHEMA if self._reading.forward else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader."""
-        batch, options = self._reading
-        if options.forward:
+        if self._reading.forward:
             raise ConfigError("forwardInSource is an option of the job's own stream")
-        return PendingReader(options, batch, schema)
+        return PendingReader(self._reading, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the batch writer."""
@@ -374,10 +313,9 @@ class DelayLevelDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the streaming reader."""
-        batch, options = self._reading
-        if batch != BatchOptions():
+        if self._reading.selects:
             raise ConfigError("dueFrom and the like are options of spark.read, not of a stream")
-        return DelayLevelStreamReader(options, schema)
+        return DelayLevelStreamReader(self._reading, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Refuse a stream's rows: only the job forwards them."""
@@ -413,14 +351,15 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         # Spark calls this only after it has logged the batch that ends at `start` as complete, so
         # acknowledge that batch here: an idle job would otherwise leave it unacknowledged.
         folder = self._options.control_dir
-        if self._ended or control.is_stopped(folder):
+        if self._ended:
             return start
         driver = self._on_driver()
         driver.acknowledge(start)
-        if control.is_stop_requested(folder):
+        if is_told(folder, STOP):
             # Releasing the locks sends the acknowledgement, and lets the next mover in at once.
+            self._ended = True
             self.stop()
-            control.confirm_stop(folder)
+            tell(folder, STOPPED)
             return start
         max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = driver.latest_offset(start, max_messages)
@@ -457,7 +396,7 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def commit(self, end: Offset) -> None:
         """Acknowledge a batch that Spark has logged as complete."""
-        if not (self._ended or control.is_stopped(self._options.control_dir)):
+        if not self._ended:
             self._on_driver().acknowledge(end)
 
     def stop(self) -> None:
@@ -508,13 +447,13 @@ def pending(
         ConfigError: a column does not exist, or a time has no zone.
     """
     names = [level_topics] if isinstance(level_topics, str) else list(level_topics)
-    options = {"levelTopics": ",".join(names), **connection_options(connection)}
+    options = {"levelTopics": topics_option(names), **connection_options(connection)}
     for name, moment in (("dueFrom", due_from), ("dueBefore", due_before)):
         if moment is not None:
             options[name] = moment.isoformat()
     if slack is not None:
         options["dueSlackMs"] = str(duration_ms(slack))
-    BatchOptions.split(options)  # report unusable values here, not in a worker of Spark
+    SyncOptions.parse(options)  # report unusable values here, not in a worker of Spark
     spark.dataSource.register(DelayLevelDataSource)
     if columns is not None:
         check_columns(columns)

@@ -312,6 +312,13 @@ def test_nothing_is_planned_of_a_partition_whose_lock_is_lost(
     assert f"{lost.full} is not locked: its broker is away, or another mover" in caplog.text
 
 
+def test_a_checkpoint_of_another_query_is_refused(spark: Spark) -> None:
+    with spark.driver(spark.create("orders")) as driver:
+        for use in (driver.acknowledge, lambda end: driver.input_ranges(end, end)):
+            with pytest.raises(ConfigError, match="another Spark query"):
+                use({"offset": 7})
+
+
 def test_a_checkpoint_of_another_cluster_is_refused(spark: Spark) -> None:
     description = spark.create("orders")
     first = description.name.partition(0)

@@ -32,18 +32,21 @@ from delaylevel.errors import (
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.reporting import MoverReporter
-from delaylevel.spark_sync import SparkSyncJob, SyncSettings, control
+from delaylevel.spark_sync import SparkSyncJob, SyncSettings, pending
 from delaylevel.spark_sync import job as job_module
 from delaylevel.spark_sync.job import JobMovers, batch_line, enter_environment
+from delaylevel.spark_sync.options import STOP, is_told, tell
 from delaylevel.spark_sync.steps import apply_steps, load_steps
 from delaylevel.testing import MemoryPulsar
 
 
-def job_for_two(failure: Exception | None, monkeypatch: pytest.MonkeyPatch) -> SparkSyncJob:
+def job_for_two(
+    failure: Exception | None, monkeypatch: pytest.MonkeyPatch, second: str = "invoices"
+) -> SparkSyncJob:
     """Start a job for two level topics, and run it without a query."""
 
     memory = MemoryPulsar()
-    for name in ("orders", "invoices"):
+    for name in ("orders", second):
         memory.client().create_producer(name, enable_delay_level_topic=True).close()
     read = memory.admin.partitioned_metadata
 
@@ -57,7 +60,7 @@ def job_for_two(failure: Exception | None, monkeypatch: pytest.MonkeyPatch) -> S
     monkeypatch.setattr(job_module.Admin, "from_connection", lambda *_, **__: answering)
     monkeypatch.setattr(job_module, "enter_environment", lambda *args: None)
     monkeypatch.setattr(SparkSyncJob, "_run_query", lambda *args: None)
-    settings = SyncSettings(("orders", "invoices"), checkpoint="unused", once=True)
+    settings = SyncSettings(("orders", second), checkpoint="unused", once=True)
     return SparkSyncJob(Connection(), settings, spark=MagicMock())
 
 
@@ -82,6 +85,14 @@ def test_a_run_until_all_is_moved_fails_if_a_level_topic_was_left_out(
     ]
     with pytest.raises(LevelTopicError, match=r"except those .* invoices: it is in format 2"):
         job.run()
+
+
+def test_a_name_with_a_comma_would_be_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_for_two(None, monkeypatch, "invoices,eu")
+    assert len(job.descriptions) == 1
+    assert "`delaylevel run`" in job.refused["invoices,eu"]
+    with pytest.raises(LevelTopicError, match="a name with a comma"):
+        pending(MagicMock(), Connection(), "invoices,eu")
 
 
 def fail(job: SparkSyncJob, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +191,8 @@ def test_invalid_names_of_steps() -> None:
 
 def test_a_stop_is_requested_after_a_cleaner_of_temporary_files(tmp_path: Path) -> None:
     folder = str(tmp_path / "removed")
-    control.request_stop(folder)
-    assert control.is_stop_requested(folder)
+    tell(folder, STOP)
+    assert is_told(folder, STOP)
 
 
 class Log4j:
