@@ -38,12 +38,7 @@ TOKEN_SECRET = "delaylevel_admin_token"
 
 @dataclass(frozen=True)
 class FunctionSettings:
-    """The user configuration of one Function.
-
-    Attributes:
-        tls_validate_hostname: False to accept a certificate of another host; for the admin
-            interface, and for the Function's own clients.
-    """
+    """The user configuration of one Function, for the admin interface and its own clients."""
 
     level_topic: str
     admin_url: str
@@ -54,7 +49,7 @@ class FunctionSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> FunctionSettings:
-        """Read a Function's user configuration, and ignore unknown keys."""
+        """Read a Function's user configuration."""
         known = {field.name for field in fields(cls)}
         try:
             return cls(**{name: value for name, value in config.items() if name in known})
@@ -98,8 +93,6 @@ class ConsumerLoop(threading.Thread):
     """Thread that moves the messages of one level topic until its client is closed.
 
     Args:
-        consumer_name: name of its consumer.
-        target_client: function that returns a new client for a target; None to share one.
         replaces: consumers to close as soon as the loop has its own; the broker then delivers their
             unacknowledged messages to that one.
     """

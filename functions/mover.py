@@ -34,13 +34,9 @@ def argument(arguments: Sequence[str], name: str) -> str | None:
 
 
 def instance_token(arguments: Sequence[str]) -> str | None:
-    """Return the token that the worker passed for this instance's own client; None for none.
-
-    Args:
-        arguments: arguments of the process: ``… --client_auth_params token:…`` or ``file:///…``,
-            or, with the plugin for tokens, the token itself. JSON, which Java clients accept too,
-            does not work with the Python client of the worker's program.
-    """
+    """Return the token that the worker passed for this instance's own client; None for none."""
+    # `token:…` or `file:///…` or, with the plugin for tokens, the token itself. JSON, which Java
+    # clients accept too, does not work with the Python client of the worker's program.
     given = argument(arguments, "client_auth_params") or ""
     kind, _, rest = given.partition(":")
     if kind == "token":

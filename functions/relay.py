@@ -1,12 +1,9 @@
 """The Function's path of a message: forwarded when it arrives, acknowledged when confirmed.
 
-A broker keeps a range for every gap between acknowledgements, drops ranges beyond 10,000, and then
-delivers those messages again. So a confirmed message waits for its acknowledgement while too many
-messages before it are not confirmed (`take_confirmed`).
-
-The Spark job reads a range, forwards it, and acknowledges up to its end. Here, messages arrive
-from a Shared subscription when the broker's timer releases them, so each is tracked until its own
-acknowledgement. One thread drives a relay: it calls ``offer`` for each message, and ``poll``.
+Messages arrive from a Shared subscription when the broker's timer releases them, so each is tracked
+until its own acknowledgement. A broker keeps a range for every gap between acknowledgements, drops
+ranges beyond 10,000, and then delivers those messages again. So a confirmed message waits for its
+acknowledgement while too many messages before it are not confirmed (`take_confirmed`).
 """
 
 from __future__ import annotations
@@ -61,13 +58,10 @@ MOST_GAPS = 32
 
 
 def take_confirmed(items: deque[Item], most_gaps: int = MOST_GAPS) -> list[Item]:
-    """Remove and return the messages of a partition that may be acknowledged now.
+    """Remove from a partition's messages, in the order of arrival, those to acknowledge now.
 
     At most ``most_gaps`` messages without an outcome are before one that is acknowledged. The cost
     is proportional to these numbers.
-
-    Args:
-        items: the messages that are not acknowledged, in the order of their arrival.
     """
     found: list[Item] = []
     gaps: list[Item] = []
@@ -112,8 +106,8 @@ class RelayReport(ForwardReport):
     """Outcomes of messages, each counted when it is confirmed.
 
     Attributes:
-        given_back: counts of messages that the broker delivers again, by reason.
-        duplicates: count of messages that were delivered again while in flight, or afterwards.
+        given_back: messages that the broker delivers again, by reason.
+        duplicates: messages that were delivered again while in flight, or afterwards.
         lag_total_ms: sum of the times from a message's hand-off time to its arrival.
     """
 
@@ -126,7 +120,7 @@ class RelayReport(ForwardReport):
 class Relay:
     """Forwards messages, and acknowledges each when its next place has confirmed it.
 
-    Not thread-safe.
+    One thread calls `offer` for each message, and `poll`.
 
     Attributes:
         unacknowledged: number of messages that are neither acknowledged nor given back.
@@ -241,11 +235,7 @@ class Relay:
         self._sources = {source.topic: source for source in source_partitions(description)}
 
     def _look_at_description(self) -> None:
-        """Read the description if messages wait for that, or if it is time, and route them.
-
-        Raises:
-            UpgradeRequiredError: the level topic is described in a later format.
-        """
+        """Read the description if messages wait for that, or if it is time, and route them."""
         now_s = self.now_s()
         if now_s < (self._read_s if self._undecided else self._check_s):
             return
@@ -276,11 +266,10 @@ class Relay:
         """Acknowledge messages that are confirmed, and set aside those that were refused."""
         self._look_at_description()
         for carried in self._carrier.poll():
-            if carried.reason:
-                if not carried.item.given_back:
-                    self._give_back_for(carried.place.topic, carried.item, carried.reason)
-            else:
+            if not carried.reason:
                 self._confirm(carried)
+            elif not carried.item.given_back:
+                self._give_back_for(carried.place.topic, carried.item, carried.reason)
         self._targets.close_idle()
         if self.now_s() - self._flushed_s >= _FLUSH_EVERY_S:
             self._flushed_s = self.now_s()

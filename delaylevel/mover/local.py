@@ -1,9 +1,4 @@
-"""A mover in one process, without Spark: one pass over all source partitions at a time.
-
-It hosts the same router, ready bound, forwarder and partition lock as the Spark job.
-:mod:`delaylevel.mover.service` runs it as a service, and the in-memory Pulsar of
-:mod:`delaylevel.testing` pass by pass.
-"""
+"""A mover in one process, without Spark: one pass over all source partitions at a time."""
 
 from __future__ import annotations
 
@@ -148,7 +143,7 @@ class LocalMover:
             while self._ready and not is_over():
                 item = self._ready.take()
                 topic = item.source.topic
-                self._hand_off(item, flush_every, total, stopping, is_over)
+                self._hand_off(item, flush_every, total, is_over)
             self._confirm(total)
             if not self._ready:
                 self.postponed.clear()
@@ -198,12 +193,7 @@ class LocalMover:
         return read_range(self._client, source.topic, start, end)
 
     def _hand_off(
-        self,
-        item: ReadyRange,
-        flush_every: int,
-        total: ForwardReport,
-        stopping: Callable[[], bool],
-        is_over: Callable[[], bool],
+        self, item: ReadyRange, flush_every: int, total: ForwardReport, is_over: Callable[[], bool]
     ) -> None:
         """Hand off a range as long as it is the most urgent one, and add the rest to the queue."""
         source, start = item.source, self._next[item.source.topic]
@@ -214,7 +204,7 @@ class LocalMover:
             nonlocal last, complete
             for left, last in zip(reversed(range(limit)), messages, strict=False):
                 yield last
-                if not left or (not left % _LOOK_EVERY and stopping()):
+                if not left or (not left % _LOOK_EVERY and is_over()):
                     return
             complete = True
 

@@ -18,7 +18,6 @@ from delaylevel.cluster.rules import advised
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler, Task
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError, NotFoundError
-from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
@@ -131,7 +130,6 @@ class TopicTask:
         return self._task is None or self._ended.wait(timeout_s)
 
     def _step(self) -> float:
-        """Lock the level topic, or make a pass; return the time of the next step."""
         if self.stopping.is_set():
             return self._end()
         try:
@@ -173,7 +171,6 @@ class TopicTask:
                 log.warning("mover of %s", self.description.topic, exc_info=True)
 
     def _open(self) -> LocalMover:
-        """Lock the level topic."""
         if self.stats.state == "failing":
             self.description = self._describe()
         mover = self._acquire(self.description)
@@ -259,7 +256,6 @@ class MoverService:
         self._admin = admin
         self._scheduler = scheduler
         self._trigger_ms = trigger_ms
-        self._clock = SystemClock()
         self._target_client = target_client
         self._tasks: dict[str, TopicTask] = {}
         self._started = False
@@ -281,7 +277,7 @@ class MoverService:
         check_movable(description)
         task = TopicTask(
             lambda latest: LocalMover(
-                self._client, self._admin, latest, self._clock, self._target_client, descriptions
+                self._client, self._admin, latest, None, self._target_client, descriptions
             ),
             lambda: self._served(description.topic),
             description,
@@ -319,11 +315,11 @@ class MoverService:
 
     def _served(self, topic: str) -> LevelTopicDescription:
         """Return the description of a level topic once the broker serves its source partitions."""
-        # While a broker fails over, the client would block, and make growing pauses between its
-        # attempts. Here, requests fail at once, so the mover notices the end within two seconds.
         description = topics.describe(self._admin, topic)
         check_movable(description)
 
+        # While a broker fails over, the client would block, and make growing pauses between its
+        # attempts. Here, requests fail at once, so the mover notices the end within two seconds.
         # Not by the statistics of a whole topic: a broker waits for the one that is away, for 30 s.
         def look(source: SourcePartition) -> None:
             with suppress(NotFoundError):

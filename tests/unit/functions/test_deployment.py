@@ -17,7 +17,7 @@ from delaylevel import __version__
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats
 from delaylevel.errors import AdminError, ConfigError, LevelTopicError
-from delaylevel.functions import archive, health
+from delaylevel.functions import deployment, health
 from delaylevel.functions.consumer_loop import FunctionSettings
 from delaylevel.functions.deployment import FunctionOptions, function_config
 from delaylevel.functions.mover import client_settings, instance_token, metrics_of
@@ -102,7 +102,7 @@ def test_the_function_verifies_host_names_unless_told_otherwise(verified: bool) 
 
 @pytest.fixture(scope="module")
 def package() -> bytes:
-    return archive.build()
+    return deployment.build()
 
 
 def test_the_archive_has_only_what_the_function_needs(package: bytes) -> None:
@@ -115,7 +115,7 @@ def test_the_archive_has_only_what_the_function_needs(package: bytes) -> None:
     assert not packages & {"pulsar", "_pulsar", "pyarrow", "grpc"}
     assert not [name for name in names if "spark" in name.lower() or "/cli/" in name]
     assert len(package) < 8 * 1024 * 1024
-    assert archive.build() == package, "the same files give another archive"
+    assert deployment.build() == package, "the same files give another archive"
 
 
 def test_the_archive_works_in_a_python_that_has_only_pulsar(package: bytes, tmp_path: Path) -> None:
