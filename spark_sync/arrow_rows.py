@@ -50,18 +50,8 @@ DERIVED = frozenset({"id", "size", "place", "routed_at"})
 #: The columns that are needed to forward a message.
 REQUIRED = tuple(name for name in ARROW_SCHEMA.names if name not in DERIVED)
 
-# The columns that become a message, in the order of the fields of ParkedMessage.
-_MESSAGE = (
-    "ledger",
-    "entry",
-    "batch",
-    "publish_time",
-    "key",
-    "ordering_key",
-    "event_time",
-    "properties",
-    "value",
-)
+# The columns that become a message, in the order of its fields.
+_MESSAGE = tuple(name.replace("_ms", "_time") for name in ParkedMessage._fields)
 # The event time of a message, in a row with the latest one that a column can have.
 _EVENT_TIME = env.PREFIX + "event-time"
 _MS = pa.timestamp("ms", tz="UTC")
@@ -76,11 +66,7 @@ def to_batches(
     now_ms: int,
     schema: StructType = SCHEMA,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of one partition as Arrow record batches.
-
-    Args:
-        schema: columns of ``SCHEMA``, with any nullability.
-    """
+    """Yield the messages of one partition as record batches of these columns of ``SCHEMA``."""
     # Spark compares the schema of each batch with this one, field by field.
     wanted = to_arrow_schema(schema, timezone="UTC")
     for chunk in in_chunks(map(_with_event_time, messages), ROWS_PER_BATCH, BYTES_PER_BATCH):
@@ -88,7 +74,7 @@ def to_batches(
 
 
 def _with_event_time(message: ParkedMessage) -> ParkedMessage:
-    """Return a message with its event time among its properties if the column has the latest."""
+    # With its event time among its properties if the column has the latest one.
     if message.event_ms < LATEST_MS:
         return message
     properties = {**message.properties, _EVENT_TIME: str(message.event_ms)}

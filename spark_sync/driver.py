@@ -14,11 +14,10 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from delaylevel.cluster.failures import is_admin_away, translate_errors
+from delaylevel.cluster.failures import is_admin_away
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import acknowledged_by_others, read_range
-from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,
@@ -29,7 +28,7 @@ from delaylevel.errors import (
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import EARLIEST, Position, SourcePartition, source_partitions
-from delaylevel.mover.ready import NextChecks, ReadyRange, ReadySearch
+from delaylevel.mover.ready import NextChecks, ReadyRange, ReadySearch, search_all
 from delaylevel.mover.service import check_movable
 
 from .options import SyncOptions
@@ -136,8 +135,8 @@ class Driver:
             for topic, source in self._sources.items()
             if topic in positions and self._next_checks[topic] <= now_ms
         ]
-        found = in_parallel(
-            lambda source: self._try_search(source, positions[source.topic], now_ms), due
+        found = search_all(
+            lambda source: self._search(source, positions[source.topic], now_ms), due
         )
         skipped: dict[str, Position] = {}
         ready: list[ReadyRange] = []
@@ -230,23 +229,6 @@ class Driver:
         for lock in self._locks.values():
             lock.close()
 
-    def _try_search(
-        self, source: SourcePartition, start: Position, now_ms: int
-    ) -> tuple[Position, ReadyRange] | BrokerError:
-        """Return the result of `_search`, or the reason why the broker did not tell."""
-        if not self._locks[source.level_topic].holds(source.topic):
-            # Its acknowledgements would get lost in the client without an error.
-            return BrokerError(
-                f"{source.topic} is not locked: its broker is away, or another mover has taken it"
-            )
-        try:
-            with translate_errors():
-                return self._search(source, start, now_ms)
-        except DataLossError:
-            raise
-        except BrokerError as error:
-            return error
-
     def _report(self, failures: Sequence[BrokerError]) -> None:
         """Warn of partitions that are left out of batches; end the query if none is left."""
         # Partitions that are not due have not failed. A run that ends when nothing is ready must
@@ -265,6 +247,11 @@ class Driver:
         self, source: SourcePartition, start: Position, now_ms: int
     ) -> tuple[Position, ReadyRange]:
         """Return the start of a partition's next batch, and its ready messages."""
+        if not self._locks[source.level_topic].holds(source.topic):
+            # Its acknowledgements would get lost in the client without an error.
+            raise BrokerError(
+                f"{source.topic} is not locked: its broker is away, or another mover has taken it"
+            )
         known_ms, find_ready = self._next_checks[source.topic], self._ready_search.ready_range
         lead_ms = self._described[source.level_topic].levels.smallest_lead_ms
         found = find_ready(source, start, now_ms, lead_ms, known_ms)

@@ -95,7 +95,7 @@ class ScheduleWriter(DataSourceArrowWriter):
         self._options = options
         with _Producers(options) as producers:
             if options.target:
-                producers.of(options.target)  # report what is wrong before any row is sent
+                producers[options.target]  # report what is wrong before any row is sent
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Send the rows of one task and wait for their confirmations."""
@@ -105,31 +105,28 @@ class ScheduleWriter(DataSourceArrowWriter):
                 columns = (values_of(batch, name) for name in names)
                 for values in zip(*columns, strict=True):
                     producers.send(dict(zip(names, values, strict=True)))
-            producers.flush()
+            for producer in producers.values():
+                producer.flush()
         return WriterCommitMessage()
 
 
-class _Producers:
+class _Producers(dict[str, Any]):
     """The producers of one task, by business topic."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        self._opened: dict[str, Any] = {}
         connection = Connection.load(**dict(options.connection))  # type: ignore[arg-type]
         self._client = DelayLevelClient.from_connection(connection, logger=logs.to_stderr())
 
-    def of(self, target: str) -> Any:
-        """Return the producer of a business topic."""
-        found = self._opened.get(target)
-        if found is None:
-            found = self._opened[target] = self._client.create_producer(
-                target,
-                enable_delay_level_topic=True,
-                delay_level_topic=self._options.level_topic,
-                create_level_topic=False,
-                block_if_queue_full=True,
-            )
-        return found
+    def __missing__(self, target: str) -> Any:
+        self[target] = self._client.create_producer(
+            target,
+            enable_delay_level_topic=True,
+            delay_level_topic=self._options.level_topic,
+            create_level_topic=False,
+            block_if_queue_full=True,
+        )
+        return self[target]
 
     def send(self, row: dict[str, Any]) -> None:
         """Send the message of a row."""
@@ -141,7 +138,7 @@ class _Producers:
             if not target:
                 raise InvalidInputError("column target is null, and there is no option target")
             arguments = {_ARGUMENTS.get(name, name): value for name, value in row.items()}
-            self.of(target).send_async(content, None, **arguments)
+            self[target].send_async(content, None, **arguments)
         except InvalidInputError as error:
             due = "null" if row["due"] is None else format_instant(row["due"])
             raise InvalidInputError(
@@ -149,16 +146,11 @@ class _Producers:
                 f"{row.get('id')!r} cannot be sent: {error}. Rows before it may be sent"
             ) from error
 
-    def flush(self) -> None:
-        """Wait until all messages are stored."""
-        for producer in self._opened.values():
-            producer.flush()
-
     def __enter__(self) -> _Producers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for producer in self._opened.values():
+        for producer in self.values():
             with contextlib.suppress(Exception):  # they are flushed, or the task has failed
                 producer.close()
         close_quietly(self._client, "client")
@@ -245,9 +237,9 @@ class PendingReader(DataSourceReader):
         """Yield the pending messages of one range as Arrow record batches."""
         if not isinstance(partition, PendingRange):
             return  # Spark's own placeholder for a plan without partitions
-        messages = partition.messages(self._options)
-        source, now_ms = partition.source, partition.now_ms
-        yield from to_batches(source, messages, partition.place, now_ms, self._schema)
+        rows = partition.messages(self._options)
+        place, now_ms = partition.place, partition.now_ms
+        yield from to_batches(partition.source, rows, place, now_ms, self._schema)
 
 
 def check_schema(schema: StructType) -> None:
@@ -350,23 +342,20 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """Return the end of the ready messages; ``start`` if no message is ready."""
         # Spark calls this only after it has logged the batch that ends at `start` as complete, so
         # acknowledge that batch here: an idle job would otherwise leave it unacknowledged.
-        folder = self._options.control_dir
         if self._ended:
             return start
         driver = self._on_driver()
         driver.acknowledge(start)
-        if is_told(folder, STOP):
+        if is_told(self._options.control_dir, STOP):
             # Releasing the locks sends the acknowledgement, and lets the next mover in at once.
-            self._ended = True
             self.stop()
-            tell(folder, STOPPED)
+            tell(self._options.control_dir, STOPPED)
             return start
         max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = driver.latest_offset(start, max_messages)
         if driver.once and end == start:
             # A run of AvailableNow ends here. Spark then kills this process before the client
             # would send the acknowledgement on its own.
-            self._ended = True
             self.stop()
             driver.require_all()
         return end
@@ -400,7 +389,8 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._on_driver().acknowledge(end)
 
     def stop(self) -> None:
-        """Release the level topics."""
+        """Release the level topics, and begin no further batch."""
+        self._ended = True
         if self._driver is not None:
             self._driver.close()
             self._driver = None

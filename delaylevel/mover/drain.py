@@ -43,13 +43,13 @@ class _Drain(LocalMover):
         self._progress = progress
         self._held_ends: dict[str, Position] = {}
 
-    def _search(self, source: SourcePartition, start: Position, now_ms: int) -> ReadyRange:
+    def _search(self, now_ms: int, source: SourcePartition) -> ReadyRange:
         last = self._admin.last_message_id(source.name)
         end = EARLIEST if last is None else last.next_entry
         # A message whose target is still missing returns to the held topic, so that is read once.
         if source.role is Role.HELD:
             end = self._held_ends.setdefault(source.topic, end)
-        end = readable_end(self._admin, source, start, end)
+        end = readable_end(self._admin, source, self._next[source.topic], end)
         return ReadyRange(source, ReadyBound(end, now_ms), now_ms)
 
     def _read(

@@ -8,12 +8,10 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.targets.pool import TargetClients
-from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.delivery import ForwardReport
@@ -25,7 +23,7 @@ from delaylevel.topics import registry as topics
 from delaylevel.topics.roster import RESTING_S, DescriptionCache
 
 from .forwarder import Forwarder
-from .ready import NextChecks, ReadyBound, ReadyQueue, ReadyRange, ReadySearch
+from .ready import NextChecks, ReadyBound, ReadyQueue, ReadyRange, ReadySearch, search_all
 
 # One partition is read while the messages of the previous ones are confirmed, up to this number.
 # A killed mover repeats no more than these.
@@ -165,7 +163,7 @@ class LocalMover:
             for source in self._sources
             if now_ms >= self.next_checks[source.topic] and source.topic not in self._ready
         ]
-        for item in in_parallel(partial(self._try_search, now_ms), due):
+        for item in search_all(partial(self._search, now_ms), due):
             if isinstance(item, BrokerError):
                 failure = failure or item
             elif item.bound.end > self._next[item.source.topic]:
@@ -174,17 +172,9 @@ class LocalMover:
                 self.next_checks[item.source.topic] = item.bound.next_check_ms
         return failure
 
-    def _try_search(self, now_ms: int, source: SourcePartition) -> ReadyRange | BrokerError:
-        """Return the ready messages of a partition, or the failure."""
-        try:
-            with translate_errors():
-                return self._search(source, self._next[source.topic], now_ms)
-        except BrokerError as error:
-            return error
-
-    def _search(self, source: SourcePartition, start: Position, now_ms: int) -> ReadyRange:
+    def _search(self, now_ms: int, source: SourcePartition) -> ReadyRange:
+        start, known_ms = self._next[source.topic], self.next_checks[source.topic]
         lead_ms = self.description.levels.smallest_lead_ms
-        known_ms = self.next_checks[source.topic]
         return self._ready_search.ready_range(source, start, now_ms, lead_ms, known_ms)
 
     def _read(

@@ -20,17 +20,18 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from delaylevel.cluster.failures import is_admin_away, translate_errors
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import LedgerInfo, TopicAdmin
 from delaylevel.cluster.reader import EntryRange, PartitionReader, entry_times
-from delaylevel.errors import BrokerError
+from delaylevel.cluster.threads import in_parallel
+from delaylevel.errors import BrokerError, DataLossError
 from delaylevel.model.clock import STEP_MS, Clock
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import Position, SourcePartition
@@ -405,6 +406,26 @@ class ReadySearch:
             return read_ready_range(self._client, source, start, now_ms, lead_ms)
         self._warning.over()
         return ReadyRange(source, bound, first_due_ms(source, ready_ms, now_ms))
+
+
+Found = TypeVar("Found")
+
+
+def search_all(
+    search: Callable[[SourcePartition], Found], sources: Collection[SourcePartition]
+) -> list[Found | BrokerError]:
+    """Search partitions in parallel; an error of a broker is the result for its partition."""
+
+    def attempt(source: SourcePartition) -> Found | BrokerError:
+        try:
+            with translate_errors():
+                return search(source)
+        except DataLossError:
+            raise
+        except BrokerError as error:
+            return error
+
+    return in_parallel(attempt, sources)
 
 
 def read_ready_range(
