@@ -60,12 +60,7 @@ def client_settings(arguments: Sequence[str]) -> dict[str, Any] | None:
     settings: dict[str, Any] = {
         "service_url": url,
         "use_tls": argument(arguments, "use_tls") == "true",
-        # The worker writes the shorter name; the instance's program accepts both.
-        "tls_allow_insecure_connection": "true"
-        in (
-            argument(arguments, "tls_allow_insecure"),
-            argument(arguments, "tls_allow_insecure_connection"),
-        ),
+        "tls_allow_insecure_connection": argument(arguments, "tls_allow_insecure") == "true",
         "tls_validate_hostname": argument(arguments, "hostname_verification_enabled") == "true",
     }
     trusted = argument(arguments, "tls_trust_cert_path")
@@ -81,8 +76,8 @@ def client_settings(arguments: Sequence[str]) -> dict[str, Any] | None:
 class LevelMover(Function):
     """Mover of one level topic.
 
-    It needs the guarantee MANUAL. The first message that the worker passes comes with the
-    instance's client and configuration; from then on :class:`ConsumerLoop` does the work.
+    The first message that the worker passes comes with the instance's client and configuration;
+    from then on :class:`ConsumerLoop` does the work.
 
     ``context.pulsar_client`` and ``context.consumers`` are not part of Pulsar's documented
     interface. They exist in 4.0.8, and the integration tests verify that.

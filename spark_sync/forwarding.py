@@ -73,12 +73,11 @@ class TaskForwarders(dict[str, Forwarder]):
 
 def forward_input(options: SyncOptions, part: InputRange) -> Iterator[pa.RecordBatch]:
     """Forward a range, wait for the confirmations, and yield a row for each of its messages."""
-    here = runtime(options)
-    with TaskForwarders(here) as forwarders:
+    with TaskForwarders(runtime(options)) as forwarders:
         try:
-            count, reports = _forward(here, options, part, forwarders)
+            count, reports = _forward(options, part, forwarders)
         except BatchTooLargeError:
-            count, reports = _forward(here, options, part, forwarders)
+            count, reports = _forward(options, part, forwarders)
     yield from _counted(count, reports)
 
 
@@ -99,10 +98,9 @@ def forward_rows(
     options: SyncOptions, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Forward the rows of a task, wait for the confirmations, and yield a row for each."""
-    here = runtime(options)
     count = 0
     duplicates = DuplicateCheck()
-    with TaskForwarders(here) as forwarders:
+    with TaskForwarders(runtime(options)) as forwarders:
         for batch in batches:
             duplicates.check(batch)
             for source, message in from_batch(batch):
@@ -147,7 +145,7 @@ def messages_only(options: SyncOptions, part: InputRange) -> Iterator[ParkedMess
 
 
 def _forward(
-    here: Runtime, options: SyncOptions, part: InputRange, forwarders: TaskForwarders
+    options: SyncOptions, part: InputRange, forwarders: TaskForwarders
 ) -> tuple[int, Reports]:
     """Forward a range; return the number of its messages, and the reports."""
     forwarder = forwarders[part.source.level_topic]

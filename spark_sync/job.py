@@ -228,11 +228,7 @@ def batch_line(progress: Any, report: Report, lag_ms: int | None) -> str:
 def spark_session(
     connection: Connection, settings: SyncSettings, *, steps: bool = False
 ) -> SparkSession:
-    """Create a Spark session with the settings of the job.
-
-    Args:
-        steps: True if the rows of messages go through Spark.
-    """
+    """Create a Spark session; with ``steps``, the rows of messages go through it."""
     conf = {**settings.spark_conf}
     if settings.master == "local" or settings.master.startswith("local["):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -272,13 +268,10 @@ def spark_session(
 
 
 def enter_environment(spark: Any, connection: Connection) -> None:
-    """Put the token into the environment of a session's Python workers.
-
-    Call this before the data source is registered: Spark copies the environment at that moment. A
-    token in a file is read from there instead.
-    """
-    # It travels inside the tasks that Spark sends, so it is on no command line and in no setting,
-    # and neither the UI nor a checkpoint shows it.
+    """Put the token into the environment of a session's Python workers."""
+    # Spark copies it when the data source is registered. A token in a file is read from there
+    # instead. It travels inside the tasks that Spark sends, so it is on no command line and in no
+    # setting, and neither the UI nor a checkpoint shows it.
     environment: dict[str, str] = spark.sparkContext.environment
     # These are for executors, which have them from their settings; they are wrong on the driver.
     for name in ("PATH", "PYTHONPATH"):
@@ -290,9 +283,8 @@ def enter_environment(spark: Any, connection: Connection) -> None:
 
 def _hide_environments(spark: Any) -> None:
     """Keep the environment of Python workers out of logs at DEBUG."""
-    # On this side, Py4J logs every value that goes to the JVM.
     py4j = logging.getLogger("py4j")
-    if py4j.isEnabledFor(logging.DEBUG):
+    if py4j.isEnabledFor(logging.DEBUG):  # it logs every value that goes to the JVM
         py4j.setLevel(logging.INFO)
     log4j = spark.sparkContext._jvm.org.apache.logging.log4j
     for name in _LOGGERS_OF_ENVIRONMENTS:

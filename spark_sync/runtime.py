@@ -9,9 +9,9 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from pyspark.sql.datasource import InputPartition
@@ -36,14 +36,14 @@ from .options import SyncOptions
 class Runtime:
     """Connections of this process to one cluster; they live as long as the process."""
 
-    def __init__(self, options: SyncOptions) -> None:
+    def __init__(self, options: Mapping[str, Any]) -> None:
         # Imported modules stay, and messages have no cycles: collecting garbage among them took a
         # sixth of a task's time.
         gc.freeze()
         gc.set_threshold(50_000, 50, 50)
         try:
             # The token is in this process's environment, or in a file.
-            connection = Connection.load(**dict(options.connection))  # type: ignore[arg-type]
+            connection = Connection.load(**options)
             self.admin = Admin.from_connection(connection, for_service=True)
             open_client = partial(
                 connection.open_service_client,
@@ -51,10 +51,9 @@ class Runtime:
                 stats_interval_in_seconds=0,  # unused, and they time each message
             )
             self.client: Any = open_client()
-            # They live as long as the process, like the client.
             self.targets = TargetClients(None, open_client)
         except ConfigError as error:
-            if "token_file" not in dict(options.connection):
+            if "token_file" not in options:
                 raise
             # A token file may be missing for a moment while it is renewed: not fatal for the job.
             raise BrokerError(str(error)) from error
@@ -98,11 +97,11 @@ class Runtime:
         return forwarder
 
     def _cache(self, level_topic: str) -> DescriptionCache:
-        cache = self._descriptions.get(level_topic)
-        if cache is None:
-            cache = DescriptionCache(partial(topics.describe, self.admin, level_topic))
-            self._descriptions[level_topic] = cache
-        return cache
+        found = self._descriptions.get(level_topic)
+        if found is None:
+            found = DescriptionCache(partial(topics.describe, self.admin, level_topic))
+            self._descriptions[level_topic] = found
+        return found
 
     def reset_forwarders(self) -> None:
         """Close every forwarder and discard its unconfirmed messages."""
@@ -111,17 +110,15 @@ class Runtime:
             forwarder.close()
 
 
-# By process, because a fork inherits this dictionary, and by cluster: queries share connections.
-_runtimes: dict[tuple[int, tuple[tuple[str, str], ...]], Runtime] = {}
-
-
 def runtime(options: SyncOptions) -> Runtime:
     """Return this process's runtime for a cluster."""
-    key = (os.getpid(), options.connection)
-    found = _runtimes.get(key)
-    if found is None:
-        found = _runtimes[key] = Runtime(options)
-    return found
+    # By process, because a fork inherits what is open, and by cluster: queries share connections.
+    return _opened(os.getpid(), options.connection)
+
+
+@cache
+def _opened(process: int, connection: tuple[tuple[str, str], ...]) -> Runtime:
+    return Runtime(dict(connection))
 
 
 @dataclass

@@ -117,10 +117,7 @@ _CODES = re.compile(r"( SQLSTATE: \w+)+;?.*$")
 
 
 def place_of_failure(lines: Iterable[str]) -> str:
-    """Return `` at line 8 of steps.py, in fits`` for the innermost line of the user's own code.
-
-    It is empty if there is none among the lines of a traceback.
-    """
+    """Return `` at line 8 of steps.py, in fits`` for the innermost line of the user's own code."""
     found = ""
     for line in lines:
         frame = _FRAME.match(line)
@@ -154,12 +151,10 @@ def dropped(progress: Any) -> int:
 
 
 class DuplicateCheck:
-    """Detector of rows that appear twice in one task, e.g. after a join with several matches.
+    """Detector of rows that appear twice in one task, e.g. after a join with several matches."""
 
-    Rows come in the order of their positions, as they do from the source and from
-    :func:`apply_steps`, so it compares neighbours.
-    """
-
+    # Rows come in the order of their positions, from the source and from `apply_steps`, so it
+    # compares neighbours.
     def __init__(self) -> None:
         self._last: dict[str, tuple[int, int, int]] = {}
 
