@@ -89,7 +89,10 @@ def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedM
             f"the rows lack {', '.join(missing)}: keep every column of the source, and change only "
             "due"
         )
-    fields = (_filled(batch, name) for name in _MESSAGE)
+    fields = [values_of(batch, name) for name in _MESSAGE]
+    for name, absent in _ABSENT.items():
+        index = _MESSAGE.index(name)
+        fields[index] = [absent if one is None else one for one in fields[index]]
     messages = map(ParkedMessage._make, zip(*fields, strict=True))
     due = values_of(batch, "due")
     for source, message, due_ms in zip(_sources(batch), messages, due, strict=True):
@@ -114,13 +117,6 @@ def _sources(batch: pa.RecordBatch) -> list[SourcePartition]:
         )
         found.append(SourcePartition(level_topic, topic, Role(role), level, partition, 0))
     return [found[code] for code in codes]
-
-
-def _filled(batch: pa.RecordBatch, name: str) -> list[Any]:
-    """Return a column as the values of a field of ParkedMessage."""
-    absent = _ABSENT.get(name)
-    values = values_of(batch, name)
-    return values if absent is None else [absent if one is None else one for one in values]
 
 
 def values_of(batch: pa.RecordBatch, name: str) -> list[Any]:

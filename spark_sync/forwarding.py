@@ -46,7 +46,7 @@ _ARROW_SCHEMA = pa.schema([pa.field("report", pa.string())])
 
 
 class TaskForwarders(dict[str, Forwarder]):
-    """The forwarders of one task, for use in a ``with`` block: one for each level topic."""
+    """The forwarders of one task, for use in a ``with`` block: the same one for a level topic."""
 
     def __init__(self, here: Runtime) -> None:
         here.start_task()

@@ -447,7 +447,9 @@ def pending(
     spark.dataSource.register(DelayLevelDataSource)
     if columns is not None:
         check_columns(columns)
-    if not _cancellable(connection, names):
+    with Admin.from_connection(connection) as admin:
+        cancellable = any(describe(admin, topic).cancellable for topic in names)
+    if not cancellable:
         return _load(spark, options, columns)
     wanted = list(columns or SCHEMA.fieldNames())
     further = [name for name in _MATCHED if name not in wanted]
@@ -470,12 +472,6 @@ def pending(
         & (messages["properties"][DUE] == cancelled["cancelled_due"])
     )
     return messages.join(cancelled, named, "left_anti").select(wanted)
-
-
-def _cancellable(connection: Connection, level_topics: Sequence[str]) -> bool:
-    """Return True if messages of one of the level topics can be cancelled."""
-    with Admin.from_connection(connection) as admin:
-        return any(describe(admin, topic).cancellable for topic in level_topics)
 
 
 def _load(
