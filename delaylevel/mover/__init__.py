@@ -1,5 +1,1 @@
 """Hand-off of ready messages: the forwarder, and the code that drives it in one process."""
-
-from .local import LocalMover
-
-__all__ = ["LocalMover"]

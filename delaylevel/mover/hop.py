@@ -6,7 +6,6 @@ there, and the schema of its business topic. Nothing here sends, waits or acknow
 
 from __future__ import annotations
 
-import logging
 from typing import Any, NamedTuple
 
 from delaylevel.cluster.failures import TOO_LARGE
@@ -26,8 +25,6 @@ from delaylevel.model.message import ParkedMessage, Payload
 from delaylevel.model.position import SourcePartition
 from delaylevel.model.retries import RETRY_ID
 from delaylevel.model.router import Hop, Router
-
-log = logging.getLogger(__name__)
 
 # The window topic among the levels.
 _WINDOW = -1
