@@ -15,7 +15,7 @@ from delaylevel.cluster.failures import may_pass, translate_errors
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import advised
-from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler, Task
+from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError, NotFoundError
 from delaylevel.model.delivery import ForwardReport
@@ -98,6 +98,7 @@ class TopicTask:
         describe: Callable[[], LevelTopicDescription],
         description: LevelTopicDescription,
         trigger_ms: int | None,
+        scheduler: Scheduler,
     ) -> None:
         self.description = description
         self._acquire = lock
@@ -105,7 +106,7 @@ class TopicTask:
         self._trigger_ms = trigger_ms
         self.stopping = threading.Event()
         self._ended = threading.Event()
-        self._task: Task | None = None
+        self._task = scheduler.task(self._step, f"mover {description.topic}")
         self._mover: LocalMover | None = None
         # Time at which the lock counts as lost, while its consumers are not connected.
         self._lost_s: float | None = None
@@ -114,20 +115,14 @@ class TopicTask:
         self._postponed: dict[str, float] = {}
         self._pause_s = _FIRST_PAUSE_S
 
-    def start(self, scheduler: Scheduler) -> None:
-        """Begin to serve; all steps wait for the broker, so they are in the slow lane."""
-        self._task = scheduler.task(self._step, f"mover {self.description.topic}")
+    def wake(self) -> None:
+        """Begin to serve, or notice the request to stop at once."""
         self._task.wake()
 
-    def wake(self) -> None:
-        """Let it notice the request to stop at once."""
-        if self._task is not None:
-            self._task.wake()
-
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end that was requested, if it was started; False after a time, in s."""
+        """Wait for the end that was requested; False after a time, in s."""
         self.wake()
-        return self._task is None or self._ended.wait(timeout_s)
+        return self._ended.wait(timeout_s)
 
     def _step(self) -> float:
         if self.stopping.is_set():
@@ -157,8 +152,7 @@ class TopicTask:
             self._close()
         finally:
             self._set(state="stopped", holder="")
-            if self._task is not None:
-                self._task.end()
+            self._task.end()
             self._ended.set()
         return NEVER
 
@@ -282,10 +276,11 @@ class MoverService:
             lambda: self._served(description.topic),
             description,
             self._trigger_ms,
+            self._scheduler,
         )
         self._tasks[description.topic] = task
         if self._started:
-            task.start(self._scheduler)
+            task.wake()
 
     def remove(self, topic: str) -> None:
         """Stop serving a level topic."""
@@ -297,7 +292,7 @@ class MoverService:
         """Start to serve, in the threads of the process."""
         self._started = True
         for task in list(self._tasks.values()):
-            task.start(self._scheduler)
+            task.wake()
 
     def stop(self) -> None:
         """Request the end; safe in a signal handler and from any thread."""

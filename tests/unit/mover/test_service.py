@@ -67,8 +67,8 @@ class LockedTopic:
         self.limits: list[float] = []
         self.described = 0
 
-    def task(self, trigger_ms: int = 5) -> TopicTask:
-        return TopicTask(self.lock, self.describe, DESCRIPTION, trigger_ms)
+    def task(self, scheduler: Scheduler, trigger_ms: int = 5) -> TopicTask:
+        return TopicTask(self.lock, self.describe, DESCRIPTION, trigger_ms, scheduler)
 
     def lock(self, description: LevelTopicDescription) -> Any:
         if self.refusal is not None:
@@ -99,8 +99,8 @@ def serve(topic: LockedTopic) -> Iterator[Serve]:
     scheduler = Scheduler()
 
     def start(of: LockedTopic = topic, trigger_ms: int = 5) -> TopicTask:
-        tasks.append(of.task(trigger_ms))
-        tasks[-1].start(scheduler)
+        tasks.append(of.task(scheduler, trigger_ms))
+        tasks[-1].wake()
         return tasks[-1]
 
     yield start
@@ -208,5 +208,5 @@ def test_pauses_do_not_grow_while_other_partitions_are_handed_off(
     ],
 )
 def test_pauses_grow_while_it_fails(error: Exception, pauses_s: list[float]) -> None:
-    task = LockedTopic().task()
+    task = LockedTopic().task(Scheduler())
     assert [task._failed(error) for _ in pauses_s] == pauses_s
