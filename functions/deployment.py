@@ -8,8 +8,8 @@ import io
 import re
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,15 +17,57 @@ from delaylevel import __version__
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError, LevelTopicError
 from delaylevel.model.formatting import shell
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 
-from .consumer_loop import FunctionSettings, check_movable, source_topics
 from .worker import FunctionsWorker
 
 CLASS_NAME = "delaylevel.functions.mover.LevelMover"
 # The worker's own consumers only deliver the first message.
 _WORKERS_QUEUE = 10
 _MB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FunctionSettings:
+    """The user configuration of one Function, for the admin interface and its own clients."""
+
+    level_topic: str
+    admin_url: str
+    token_file: str | None = None
+    tls_trust_certs_file: str | None = None
+    tls_allow_insecure: bool = False
+    tls_validate_hostname: bool = True
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> FunctionSettings:
+        """Read a Function's user configuration."""
+        known = {field.name for field in fields(cls)}
+        try:
+            return cls(**{name: value for name, value in config.items() if name in known})
+        except TypeError as error:
+            raise ConfigError(
+                f"the Function's user configuration cannot be read ({error}): deploy it with "
+                "`delaylevel mover deploy`"
+            ) from error
+
+
+def source_topics(description: LevelTopicDescription) -> list[str]:
+    """Return the topics that a Function reads: every level, and the held topic."""
+    return [
+        item.topic.full for item in description.members() if item.role in (Role.LEVEL, Role.HELD)
+    ]
+
+
+def check_movable(description: LevelTopicDescription) -> None:
+    """Raise LevelTopicError unless a Function may move this level topic."""
+    if description.mover is not Mover.FUNCTION:
+        raise LevelTopicError(
+            f"level topic {description.topic} is described with mover "
+            f"{description.mover.value!r}: its producers rely on that, and do not ask the broker "
+            "to hold messages until their hand-off. Use `delaylevel run` for it, or create a level "
+            "topic of another name with `delaylevel levels create --mover function "
+            "--level-topic NAME`"
+        )
 
 
 @dataclass(frozen=True)

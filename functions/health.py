@@ -15,8 +15,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics import status as levelstatus
 from delaylevel.topics.status import LevelTopicStatus, topic_problems
 
-from .consumer_loop import source_topics
-from .deployment import function_name, not_deployed
+from .deployment import function_name, not_deployed, source_topics
 from .worker import FunctionsWorker
 
 

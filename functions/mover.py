@@ -1,7 +1,11 @@
-"""Entry point for Pulsar functions workers: ``delaylevel.functions.mover.LevelMover``.
+"""The program of a Function's instance: ``delaylevel.functions.mover.LevelMover``.
 
-The worker passes a ready client to a Function, but neither the token nor the addresses in it. The
-worker's program for Python instances gets them as arguments.
+The worker passes messages to a Python Function one by one, through a queue of one between two
+threads. That costs twice as much as all the rest. So the instance opens its own consumer on the
+same Shared subscription, and then closes the worker's consumers.
+
+The worker also passes a ready client, but neither the token nor the addresses in it. Its program
+for Python instances gets them as arguments.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import itertools
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,12 +22,34 @@ from typing import Any
 import pulsar
 from pulsar import Function
 
+from delaylevel.cluster.client_parts.cores import consumer_core
 from delaylevel.cluster.connection.settings import TokenSource, read_token_file
+from delaylevel.cluster.failures import close_quietly, error_name, missing_subscription
+from delaylevel.cluster.logs import RepeatedWarning
+from delaylevel.cluster.reader import KEEP_ENCRYPTED
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.errors import ConfigError
+from delaylevel.cluster.targets.pool import TargetClients
+from delaylevel.errors import BrokerError, ConfigError, DelayLevelError
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.topics import registry as topics
 
-from .consumer_loop import TOKEN_SECRET, ConsumerLoop, FunctionSettings
+from .deployment import FunctionSettings, check_movable, source_topics
 from .relay import Relay, RelayReport
+
+log = logging.getLogger(__name__)
+
+# Messages to fetch ahead for each partition.
+_RECEIVER_QUEUE = 500
+# Name of a secret with a token for the admin interface.
+_TOKEN_SECRET = "delaylevel_admin_token"
+_POLL_EVERY = 64
+_IDLE_MS = 500
+_BUSY_MS = 2
+_NO_ROOM_S = 0.002
+_RETRY_S = 5.0
+_REPORT_S = 1.0
+_REDELIVERY_MS = 10_000
+_QUEUES_TOTAL = 20_000
 
 
 def argument(arguments: Sequence[str], name: str) -> str | None:
@@ -91,54 +118,143 @@ class LevelMover(Function):
         """Start the consumer loop; the broker delivers the message again to its consumer."""
         with self._lock:
             if self._loop is None or not self._loop.is_alive():
-                self._loop = _consumer_loop(context)
+                self._loop = ConsumerLoop(context)
                 self._loop.start()
 
 
-def _consumer_loop(context: Any) -> ConsumerLoop:
-    settings = FunctionSettings.from_config(context.get_user_config_map() or {})
-    token = TokenSource(_token_reader(settings, context))
-    client_arguments = client_settings(sys.argv)
-    if client_arguments is not None:
-        # The worker's own setting is off by default, and the token must not go to another host.
-        client_arguments["tls_validate_hostname"] = settings.tls_validate_hostname
-    client = context.pulsar_client
-    if settings.token_file is not None:
-        if client_arguments is None:
-            raise ConfigError(
-                "the worker does not pass the cluster's address: no --pulsar_serviceurl"
+class ConsumerLoop(threading.Thread):
+    """Thread that moves the messages of one level topic until its client is closed."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(name="delaylevel-consumer-loop", daemon=True)
+        logging.getLogger("delaylevel").setLevel(logging.INFO)
+        self._context = context
+        settings = FunctionSettings.from_config(context.get_user_config_map() or {})
+        self._level_topic = settings.level_topic
+        self._warning = RepeatedWarning(log, f"level topic {settings.level_topic}")
+        token = TokenSource(_token_reader(settings, context))
+        self._client: Any = context.pulsar_client
+        self._target_client: Callable[[], Any] | None = None
+        client_arguments = client_settings(sys.argv)
+        if client_arguments is not None:
+            # The worker's own setting is off by default, and the token must not go to another host.
+            client_arguments["tls_validate_hostname"] = settings.tls_validate_hostname
+            if settings.token_file is not None:
+                client_arguments["authentication"] = token.for_client()
+            self._target_client = partial(pulsar.Client, **client_arguments)
+        if settings.token_file is not None:
+            if self._target_client is None:
+                raise ConfigError(
+                    "the worker does not pass the cluster's address: no --pulsar_serviceurl"
+                )
+            self._client = self._target_client()
+        self._admin = Admin(
+            settings.admin_url,
+            token=token,
+            tls_trust_certs_file=settings.tls_trust_certs_file
+            or argument(sys.argv, "tls_trust_cert_path"),
+            tls_allow_insecure=settings.tls_allow_insecure,
+            tls_validate_hostname=settings.tls_validate_hostname,
+            for_service=True,
+        )
+        # They are closed as soon as the loop has its own; the broker then delivers their
+        # unacknowledged messages to that one.
+        self._replaces = list(context.consumers.values())
+
+    def run(self) -> None:
+        """Move messages; begin again after a failure."""
+        while True:
+            try:
+                self._move()
+            except pulsar.AlreadyClosed:
+                log.info("the client is closed: this instance stops")
+                return
+            except (DelayLevelError, pulsar.PulsarException) as error:
+                self._warning.failed(f"not moving ({error_name(error)}): {error}")
+            except Exception:
+                log.exception("not moving: this should not happen")
+            time.sleep(_RETRY_S)
+
+    def _describe(self) -> LevelTopicDescription:
+        description = topics.describe(self._admin, self._level_topic)
+        check_movable(description)
+        return description
+
+    def _move(self) -> None:
+        description = self._describe()
+        sources = source_topics(description)
+        context = self._context
+        name = f"{context.get_function_tenant()}/{context.get_function_namespace()}"
+        name += f"/{context.get_function_name()}#{context.get_instance_id()}"
+        try:
+            consumer = self._client.subscribe(
+                sources,
+                SUBSCRIPTION,
+                consumer_type=pulsar.ConsumerType.Shared,
+                initial_position=pulsar.InitialPosition.Earliest,
+                receiver_queue_size=_RECEIVER_QUEUE,
+                max_total_receiver_queue_size_across_partitions=_QUEUES_TOTAL,
+                negative_ack_redelivery_delay_ms=_REDELIVERY_MS,
+                consumer_name=f"delaylevel-function@{name}",
+                **KEEP_ENCRYPTED,
             )
-        client_arguments["authentication"] = token.for_client()
-        client = pulsar.Client(**client_arguments)
-    name = f"{context.get_function_tenant()}/{context.get_function_namespace()}"
-    name = f"delaylevel-function@{name}/{context.get_function_name()}#{context.get_instance_id()}"
-    logging.getLogger("delaylevel").setLevel(logging.INFO)
-    admin = Admin(
-        settings.admin_url,
-        token=token,
-        tls_trust_certs_file=settings.tls_trust_certs_file
-        or argument(sys.argv, "tls_trust_cert_path"),
-        tls_allow_insecure=settings.tls_allow_insecure,
-        tls_validate_hostname=settings.tls_validate_hostname,
-        for_service=True,
-    )
+        except pulsar.Timeout as error:
+            found = (missing_subscription(self._admin, each, SUBSCRIPTION) for each in sources)
+            missing = next(filter(None, found), None)
+            if missing is None:
+                raise
+            raise BrokerError(missing) from error
+        targets = TargetClients(self._client, self._target_client)
+        relay = Relay(
+            self._client,
+            self._admin,
+            description,
+            consumer,
+            describe=self._describe,
+            target_client=targets.of,
+        )
+        try:
+            while self._replaces:
+                close_quietly(self._replaces.pop(), "consumer")
+            log.info("moving %s (%s)", description.topic, description.levels)
+            self._receive(consumer, relay)
+        finally:
+            relay.close()
+            close_quietly(consumer, "consumer")
+            targets.close()
 
-    def report(found: RelayReport, relay: Relay) -> None:
-        for metric, value in metrics_of(found, relay.in_flight).items():
-            context.record_metric(metric, value)
-
-    target_client = None
-    if client_arguments is not None:
-        target_client = partial(pulsar.Client, **client_arguments)
-    replaced = context.consumers.values()
-    return ConsumerLoop(client, admin, settings, name, report, target_client, replaced)
+    def _receive(self, consumer: Any, relay: Relay) -> None:
+        received = 0
+        receive = consumer_core(consumer).receive
+        report_at_s = relay.now_s() + _REPORT_S
+        while True:
+            if relay.has_room:
+                try:
+                    message = receive(_BUSY_MS if relay.unacknowledged else _IDLE_MS)
+                except pulsar.Timeout:
+                    received = _POLL_EVERY
+                else:
+                    relay.offer(message)
+                    received += 1
+            else:
+                time.sleep(_NO_ROOM_S)
+                received = _POLL_EVERY
+            if received >= _POLL_EVERY:
+                received = 0
+                relay.poll()
+                if relay.now_s() >= report_at_s:
+                    report_at_s = relay.now_s() + _REPORT_S
+                    self._warning.over()
+                    report = metrics_of(relay.take_report(), relay.in_flight)
+                    for metric, value in report.items():
+                        self._context.record_metric(metric, value)
 
 
 def _token_reader(settings: FunctionSettings, context: Any) -> Callable[[], str | None]:
     """Return a function that reads the Function's own token, or else the worker's."""
     if settings.token_file is not None:
         return partial(worker_token_file, settings.token_file)
-    secret = context.get_secret(TOKEN_SECRET)
+    secret = context.get_secret(_TOKEN_SECRET)
     return partial(instance_token, sys.argv) if not secret else lambda: str(secret)
 
 

@@ -20,7 +20,7 @@ from pulsar.schema import Integer, JsonSchema, Record, String
 from delaylevel import topics
 from delaylevel.cluster.targets.receivers import NO_RECEIVER, NO_TOPIC
 from delaylevel.errors import BrokerError
-from delaylevel.functions.consumer_loop import source_topics
+from delaylevel.functions.deployment import source_topics
 from delaylevel.functions.relay import Relay
 from delaylevel.model.clock import SteadyClock
 from delaylevel.model.envelope import (

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import MagicMock
 
 import pulsar
 import pytest
@@ -20,7 +21,7 @@ from delaylevel.doctor import State, examine
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from functions.consumer_loop import ConsumerLoop, FunctionSettings
+from functions.mover import ConsumerLoop
 from support.processes import create
 from support.world import HOURS, RealWorld, quiet_client
 
@@ -69,7 +70,7 @@ def test_what_is_encrypted_becomes_a_dead_letter_with_its_properties(
     clock: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("functions.consumer_loop._RETRY_S", 0.1)  # it ends with its client
+    monkeypatch.setattr("functions.mover._RETRY_S", 0.1)  # it ends with its client
     description = create(world, HOURS, window_partitions=1)
     other = world.level_topic(HOURS, topic=world.topic("other"), mover=Mover.FUNCTION)
     properties = parked(clock.now_ms() + 1, mine="1")
@@ -110,8 +111,11 @@ def test_what_is_encrypted_becomes_a_dead_letter_with_its_properties(
 
     send(other.name.partition(1).full)
     client = quiet_client(world.connection)
-    settings = FunctionSettings(other.topic, world.connection.admin_url)
-    loop = ConsumerLoop(client, world.admin, settings, "loop", lambda *_: None, None, ())
+    context = MagicMock(pulsar_client=client, consumers={})
+    admin_url = world.connection.admin_url
+    context.get_user_config_map.return_value = {"level_topic": other.topic, "admin_url": admin_url}
+    context.get_secret.return_value = None
+    loop = ConsumerLoop(context)
     with contextlib.closing(client):
         loop.start()
         world.eventually(lambda: letters(other) == {True: 2, False: 1}, "those of the Function")

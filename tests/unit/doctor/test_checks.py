@@ -38,7 +38,7 @@ from delaylevel.errors import (
     PermissionDeniedError,
 )
 from delaylevel.functions import health
-from delaylevel.functions.consumer_loop import source_topics
+from delaylevel.functions.deployment import source_topics
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import (

@@ -18,8 +18,7 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.port import PartitionStats, SubscriptionStats
 from delaylevel.errors import AdminError, ConfigError, LevelTopicError
 from delaylevel.functions import deployment, health
-from delaylevel.functions.consumer_loop import FunctionSettings
-from delaylevel.functions.deployment import FunctionOptions, function_config
+from delaylevel.functions.deployment import FunctionOptions, FunctionSettings, function_config
 from delaylevel.functions.mover import client_settings, instance_token, metrics_of
 from delaylevel.functions.relay import RelayReport
 from delaylevel.functions.worker import FunctionsWorker
