@@ -31,8 +31,8 @@ from delaylevel.model.position import EARLIEST, Position, SourcePartition, sourc
 from delaylevel.mover.ready import NextChecks, ReadyRange, ReadySearch, search_all
 from delaylevel.mover.service import check_movable
 
+from .forwarding import InputRange, Runtime, runtime
 from .options import SyncOptions
-from .runtime import InputRange, Runtime, runtime
 
 log = logging.getLogger(__name__)
 

@@ -48,7 +48,7 @@ from delaylevel.topics.registry import describe
 
 from .arrow_rows import BYTES_PER_BATCH, ROWS_PER_BATCH, SCHEMA, to_batches, values_of
 from .driver import Driver, Offset
-from .forwarding import FORWARDED_SCHEMA, forward_input, messages_only
+from .forwarding import FORWARDED_SCHEMA, InputRange, forward_input, messages_only, runtime
 from .options import (
     FORMAT,
     STOP,
@@ -60,7 +60,6 @@ from .options import (
     tell,
     topics_option,
 )
-from .runtime import InputRange, runtime
 
 _TEXT, _TIME = ("string",), ("timestamp",)
 #: The columns of rows to write, with the types that each may have.
@@ -435,6 +434,7 @@ def pending(
 
     Raises:
         ConfigError: a column does not exist, or a time has no zone.
+        LevelTopicError: a name has a comma.
     """
     names = [level_topics] if isinstance(level_topics, str) else list(level_topics)
     options = {"levelTopics": topics_option(names), **connection_options(connection)}

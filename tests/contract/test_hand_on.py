@@ -281,7 +281,7 @@ class SparkQuery:
         """Run the query in a new process until no message is ready."""
         from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-        from delaylevel.spark_sync import driver, forwarding, runtime
+        from delaylevel.spark_sync import driver, forwarding
         from delaylevel.spark_sync.arrow_rows import SCHEMA
         from delaylevel.spark_sync.forwarding import FORWARDED_SCHEMA, forward_rows
         from delaylevel.spark_sync.options import SyncOptions
@@ -289,7 +289,7 @@ class SparkQuery:
 
         memory, description = self._bench.memory, self._bench.description
         here = _Process(memory, description)
-        for module in (driver, forwarding, runtime):
+        for module in (driver, forwarding):
             self._patch.setattr(module, "runtime", lambda options: here)
         options = SyncOptions((), (description.topic,), forward=not self._steps)
         reader = DelayLevelStreamReader(options, SCHEMA if self._steps else FORWARDED_SCHEMA)

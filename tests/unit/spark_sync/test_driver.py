@@ -33,7 +33,6 @@ from delaylevel.mover.forwarder import Forwarder
 from delaylevel.mover.local import LocalMover
 from delaylevel.spark_sync import driver as driver_module
 from delaylevel.spark_sync import forwarding
-from delaylevel.spark_sync import runtime as runtime_module
 from delaylevel.spark_sync.arrow_rows import SCHEMA
 from delaylevel.spark_sync.driver import Driver, make_offset, positions_of
 from delaylevel.spark_sync.forwarding import forward_input
@@ -115,7 +114,7 @@ class Spark:
 @pytest.fixture
 def spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spark]:
     spark = Spark()
-    for module in (driver_module, forwarding, runtime_module):
+    for module in (driver_module, forwarding):
         monkeypatch.setattr(module, "runtime", lambda options: spark)
     with spark.memory:
         yield spark
