@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from delaylevel.errors import from_extra
 
 if TYPE_CHECKING:
-    from .deduplication import Deduplication
-    from .handled_ids import HandledIds, InvalidIdError, TopicIdStore
+    from .deduplication import Deduplication, TopicIdStore
+    from .handled_ids import HandledIds, InvalidIdError
     from .listener import Listener, ListenerCounts
     from .listeners import Listeners
     from .message import ReceivedMessage
@@ -41,7 +41,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "ReceivedMessage": ("message", None),
     "Reject": ("retry", None),
     "Retry": ("retry", None),
-    "TopicIdStore": ("handled_ids", "window"),
+    "TopicIdStore": ("deduplication", None),
 }
 
 

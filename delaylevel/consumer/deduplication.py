@@ -1,4 +1,4 @@
-"""Deduplication of received messages: the option of a listener, and the IDs of messages.
+"""Deduplication of received messages: the option of a listener.
 
 The promise, for one subscription of one topic: once a message has been handled and its ID saved, no
 message with this ID is handled again, as long as the ID is one of the last capacity/2 saved ones.
@@ -11,14 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from delaylevel.errors import InvalidInputError, from_extra
-
-if TYPE_CHECKING:
-    from .handled_ids import HandledIds, TopicIdStore
+from delaylevel.errors import InvalidInputError
 
 DEFAULT_CAPACITY = 10_000_000
+
+
+class TopicIdStore:
+    """A topic for the handled IDs of one listener, shared by all its processes.
+
+    It is named ``<topic>-<subscription>-handled``, and created if it does not exist.
+
+    Args:
+        timeout_s: time after which a message is acknowledged although the broker has not confirmed
+            its ID, in s.
+    """
+
+    def __init__(self, *, timeout_s: float = 30.0) -> None:
+        if not timeout_s > 0:
+            raise InvalidInputError(f"timeout_s must be a positive number, got {timeout_s!r}")
+        self.timeout_s = timeout_s
 
 
 @dataclass(frozen=True)
@@ -31,8 +44,7 @@ class Deduplication:
             same ID for every copy of a message, and should not depend on anything else.
         capacity: maximum number of remembered IDs, even; the last half of them is certain. A text
             takes 8 bytes of memory, consecutive integers much less.
-        store: None to forget all IDs at the end of the process, or a
-            `TopicIdStore`.
+        store: None to forget all IDs at the end of the process, or a `TopicIdStore`.
 
     Raises:
         InvalidInputError: an argument that cannot be used.
@@ -52,40 +64,5 @@ class Deduplication:
             raise InvalidInputError(f"capacity must be an integer, got {capacity!r}")
         if capacity < 2 or capacity % 2:
             raise InvalidInputError(f"capacity must be even and at least 2, got {capacity}")
-        store = self.store
-        if store is not None and (isinstance(store, type) or not hasattr(store, "open")):
-            raise InvalidInputError(f"store must be a TopicIdStore or None, got {store!r}")
-
-    @classmethod
-    def from_option(cls, option: object) -> Deduplication | None:
-        """Return the deduplication that a listener's option ``deduplicate`` means.
-
-        Args:
-            option: True for the defaults, False for none, or a `Deduplication`.
-
-        Raises:
-            InvalidInputError: any other value.
-        """
-        if option is False:
-            return None
-        if option is True:
-            return cls()
-        if isinstance(option, cls):
-            return option
-        raise InvalidInputError(
-            f"deduplicate must be True, False or a Deduplication, got {option!r}"
-        )
-
-    def open(self, client: Any, topic: str, subscription: str) -> HandledIds:
-        """Open the handled IDs of a subscription of a business topic, and load the stored ones.
-
-        Raises:
-            MissingExtraError: numpy or pyroaring is not installed.
-            DelayLevelError: the store cannot be used; the text says why.
-        """
-        with from_extra("window", "deduplication needs"):
-            from .handled_ids import HandledIds
-        log = None
-        if self.store is not None:
-            log = self.store.open(client, topic, subscription)
-        return HandledIds(self.by, self.capacity, log)
+        if not isinstance(self.store, (TopicIdStore, type(None))):
+            raise InvalidInputError(f"store must be a TopicIdStore or None, got {self.store!r}")

@@ -52,6 +52,7 @@ from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.structures.id_set import Ids
 from delaylevel.topics.members import apply_policies
 
+from .deduplication import Deduplication, TopicIdStore
 from .retry import Verdict
 
 log = logging.getLogger(__name__)
@@ -66,10 +67,7 @@ class InvalidIdError(InvalidInputError):
 
 
 def key_of(value: object) -> int:
-    """Return the number in [0, 2**63) that stands for an ID.
-
-    Integers from 0 on stand for themselves. Texts and negative integers are hashed to 63 bits.
-    """
+    """Return the number in [0, 2**63) that stands for an ID: itself, or a hash."""
     if isinstance(value, str):
         if not value:
             raise InvalidIdError("an empty text")
@@ -101,31 +99,14 @@ class HandledIds:
     that is neither saved nor released: two callers could wait for each other, and one for itself.
     """
 
-    def __init__(
-        self, by: Callable[[Any], Any] | None, capacity: int, id_log: TopicIdLog | None = None
-    ) -> None:
-        """Load the stored IDs.
-
-        Args:
-            by, capacity: as for :class:`~delaylevel.consumer.deduplication.Deduplication`.
-            id_log: the open store; None to remember IDs in memory only. It is closed here.
-        """
-        self._by = by
-        self.capacity = capacity
+    def __init__(self, options: Deduplication) -> None:
+        self._by = options.by
         self._lock = threading.Lock()
-        self._handled = Deduplicator(capacity)
+        self._handled = Deduplicator(options.capacity)
         self._in_progress: set[int] = set()
         # By identity of a message that was begun. The function for IDs is called only once: its
         # answer may be different after the handler has changed the message.
         self._keys: dict[int, int] = {}
-        self._log = id_log
-        self._closed = False
-        if id_log is not None:
-            try:
-                id_log.start(self)
-            except BaseException:
-                id_log.close()
-                raise
 
     def __len__(self) -> int:
         """Return the number of remembered IDs."""
@@ -134,15 +115,12 @@ class HandledIds:
     @property
     def unsaved(self) -> int:
         """Number of handled IDs that the store does not have yet."""
-        return 0 if self._log is None else self._log.unsaved
+        return 0
 
     def begin(self, message: Any) -> Verdict:
         """Claim the ID of a message, unless it was handled or another message has the claim.
 
-        Raises:
-            InvalidIdError: the application's function returned no ID. The message was not claimed;
-                its handling has failed.
-            Exception: any error of that function.
+        Any error is that of the application's function for IDs; then the message is not claimed.
         """
         key = self._key_of(message)
         with self._lock:
@@ -167,10 +145,10 @@ class HandledIds:
         with self._lock:
             self._handled.save(key, _KEY)
             self._in_progress.discard(key)
-        if self._log is None:
-            saved()
-        else:
-            self._log.append(key, saved)
+        self._store(key, saved)
+
+    def _store(self, key: int, saved: Callable[[], object]) -> None:
+        saved()
 
     def release(self, message: Any) -> None:
         """End the claim on the ID of a message that was not handled with success, if it has one."""
@@ -181,34 +159,10 @@ class HandledIds:
 
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:
         """Wait until the store has every ID; return False if it does not within the time, in s."""
-        return self._log is None or self._log.flush(timeout_s)
+        return True
 
     def close(self) -> None:
         """Flush and close the store; log it if IDs are lost. A second call does nothing."""
-        if self._log is None or self._closed:
-            return
-        self._closed = True
-        if not self._log.flush(_FLUSH_S):
-            log.error(
-                "%d IDs of handled messages could not be stored, and are forgotten at the end of "
-                "this process: copies of these messages would be handled again",
-                self._log.unsaved,
-            )
-        self._log.close()
-
-    # -- the memory, as the store sees it
-
-    def add(self, ids: Ids) -> None:
-        """Remember IDs that were saved earlier, or by another process."""
-        with self._lock:
-            if len(self._handled):
-                ids = ids[~self._handled.are_duplicates(ids, _KEY)]
-            self._handled.save_all(ids, _KEY)
-
-    def ids(self) -> Ids:
-        """Return the remembered IDs, the older generation first."""
-        with self._lock:
-            return self._handled.ids(_KEY).astype(np.uint64)
 
     def _key_of(self, message: Any) -> int:
         by = self._by
@@ -231,87 +185,65 @@ _MOST_IDS = 100_000
 # Records after which the log is rewritten, if these hold few IDs each.
 _MOST_RECORDS = 10_000
 _IDS_PER_RECORD = 100
-_CONFIRM_S = 30.0
 _READ_MS = 30_000
 _POLL_MS = 200
 _LONGEST_PAUSE_S = 30.0
 
 
-class TopicIdStore:
-    """A topic for the handled IDs of one listener, shared by all its processes.
+class TopicIds(HandledIds):
+    """Handled IDs in a log of one listener; a process writes and reads it in a thread each."""
 
-    It is named ``<topic>-<subscription>-handled``, and created if it does not exist.
-
-    Args:
-        timeout_s: time after which a message is acknowledged although the broker has not confirmed
-            its ID, in s.
-    """
-
-    def __init__(self, *, timeout_s: float = _CONFIRM_S) -> None:
-        if not timeout_s > 0:
-            raise InvalidInputError(f"timeout_s must be a positive number, got {timeout_s!r}")
-        self.timeout_s = timeout_s
-
-    def open(self, client: Any, topic: str, subscription: str) -> TopicIdLog:
-        """Create the topic if it is missing, and open it.
-
-        Raises:
-            BrokerError: the topic cannot be created or opened.
-        """
-        business = TopicName.parse(topic).without_partition.full
-        name = TopicName.parse(f"{business}-{subscription}-{SUFFIX}")
-        with translate_errors():
-            partition = _prepare(client, name)
-            return TopicIdLog(client, partition, f"{business}~{subscription}", self.timeout_s)
-
-
-class TopicIdLog:
-    """The log of one listener, as one process writes and reads it, each in a thread of its own.
-
-    A client in memory does not wait: there, IDs are stored in the thread of the handler.
-    """
-
-    def __init__(self, client: Any, topic: str, listener: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        options: Deduplication,
+        client: Any,
+        topic: str,
+        subscription: str,
+        store: TopicIdStore,
+    ) -> None:
+        super().__init__(options)
         self._client = client
-        self._topic = topic
-        self._properties = {LISTENER: listener, WRITER: uuid.uuid4().hex}
+        business = TopicName.parse(topic).without_partition.full
+        self._properties = {LISTENER: f"{business}~{subscription}", WRITER: uuid.uuid4().hex}
         self._settings = {**UNLIMITED_SETTINGS, "batching_enabled": False}
-        self._settings["send_timeout_millis"] = int(timeout_s * 1000)
-        self._warning = RepeatedWarning(log, f"handled IDs in {topic}")
+        self._settings["send_timeout_millis"] = int(store.timeout_s * 1000)
         self._changed = threading.Condition()
         # In this order: IDs of the next record, with their functions; the number of those in the
         # record that is being sent; IDs that were not confirmed, whose functions were called, as
         # many as processes remember.
         self._waiting: list[tuple[int, Callable[[], object]]] = []
         self._sending = 0
-        self._failed: deque[int] = deque()
+        self._failed: deque[int] = deque(maxlen=options.capacity)
         self._pause_s = self._retry_s = 0.0
-        self._flushing = self._closed = False
+        self._flushing = self._stopped = self._closed = False
+        # A client in memory does not wait: IDs are stored in the thread of the handler.
         self._threaded = has_core(client)
         self._threads: list[threading.Event] = []  # set at their ends
         # Where the log was read up to, and the number of records since it was rewritten.
         self._read = EARLIEST
         self._records = 0
-        self._memory: HandledIds
-        # The broker keeps what a durable subscription has not acknowledged. Every process may
-        # acknowledge on a Failover subscription.
-        self._consumer = client.subscribe(
-            topic,
-            SUBSCRIPTION,
-            consumer_type=pulsar.ConsumerType.Failover,
-            initial_position=pulsar.InitialPosition.Earliest,
-            receiver_queue_size=0,
-        )
-        self._producer: Any = open_producer(client, topic, self._settings)
+        with translate_errors():
+            name = TopicName.parse(f"{business}-{subscription}-{SUFFIX}")
+            self._topic = _prepare(client, name)
+            # The broker keeps what a durable subscription has not acknowledged. Every process may
+            # acknowledge on a Failover subscription.
+            self._consumer = client.subscribe(
+                self._topic,
+                SUBSCRIPTION,
+                consumer_type=pulsar.ConsumerType.Failover,
+                initial_position=pulsar.InitialPosition.Earliest,
+                receiver_queue_size=0,
+            )
+            self._producer: Any = open_producer(client, self._topic, self._settings)
+        self._warning = RepeatedWarning(log, f"handled IDs in {self._topic}")
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
 
-    def start(self, memory: HandledIds) -> None:
-        """Add all stored IDs to the memory, then write and follow the log.
-
-        Raises:
-            BrokerError: the log cannot be read, or belongs to another listener.
-        """
-        self._memory = memory
-        self._failed = deque(maxlen=memory.capacity)
+    def _start(self) -> None:
+        """Add all stored IDs to the memory, then write and follow the log."""
         with translate_errors():
             reader = PartitionReader(self._client, self._topic, EARLIEST)
             try:
@@ -340,13 +272,10 @@ class TopicIdLog:
             in_thread(run)
             self._threads.append(ended)
 
-    def append(self, key: int, saved: Callable[[], object]) -> None:
-        """Store an ID, alone or with others, then call ``saved``, in any thread and in every case.
-
-        If the topic refuses the ID or does not answer, the message was handled all the same, and
-        would certainly be handled again if it stayed unacknowledged. So ``saved`` is called, the
-        failure is logged, and the ID is stored together with a later one.
-        """
+    def _store(self, key: int, saved: Callable[[], object]) -> None:
+        # If the topic refuses the ID or does not answer, the message was handled all the same, and
+        # would certainly be handled again if it stayed unacknowledged. So `saved` is called, the
+        # failure is logged, and the ID is stored together with a later one.
         with self._changed:
             if time.monotonic() < self._retry_s:
                 # The topic refused a moment ago. Later IDs take the refused ones along.
@@ -357,16 +286,15 @@ class TopicIdLog:
                 self._changed.notify_all()
         saved()
         if not self._threaded:
-            self._store()
+            self._store_all()
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until every ID is confirmed, and send those again that were not."""
+    def flush(self, timeout_s: float = _FLUSH_S) -> bool:
         with self._changed:
             self._retry_s, self._flushing = 0.0, True
             self._changed.notify_all()
         try:
             if not self._threaded:
-                self._store()
+                self._store_all()
             with self._changed:
                 return self._changed.wait_for(
                     lambda: not self.unsaved, timeout_s if self._threaded else 0.0
@@ -375,6 +303,18 @@ class TopicIdLog:
             self._flushing = False
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if not self.flush():
+            log.error(
+                "%d IDs of handled messages could not be stored, and are forgotten at the end of "
+                "this process: copies of these messages would be handled again",
+                self.unsaved,
+            )
+        self._end()
+
+    def _end(self) -> None:
         """Close the producer, the reader and the consumer."""
         self._stop()
         producer = self._producer
@@ -387,12 +327,11 @@ class TopicIdLog:
 
     @property
     def unsaved(self) -> int:
-        """Number of IDs that the broker has not confirmed."""
         return len(self._waiting) + self._sending + len(self._failed)
 
     def _stop(self) -> None:
         with self._changed:
-            self._closed = True
+            self._stopped = True
             self._changed.notify_all()
 
     # -- writing
@@ -401,15 +340,15 @@ class TopicIdLog:
         """Store IDs as they come, until this log is closed."""
         while True:
             with self._changed:
-                while not (self._closed or self._waiting):
+                while not (self._stopped or self._waiting):
                     if self._flushing and self._failed and time.monotonic() >= self._retry_s:
                         break
                     self._changed.wait(1.0 if self._flushing else None)
-                if self._closed:
+                if self._stopped:
                     return
-            self._store()
+            self._store_all()
 
-    def _store(self) -> None:
+    def _store_all(self) -> None:
         """Store one record with the IDs that wait, and call their functions."""
         with self._changed:
             queue = [*((key, _nothing) for key in self._failed), *self._waiting]
@@ -420,7 +359,7 @@ class TopicIdLog:
             return
         failure: Exception | None = None
         try:
-            if self._producer is None and not self._closed:
+            if self._producer is None and not self._stopped:
                 self._producer = open_producer(self._client, self._topic, self._settings)
             with in_client:
                 self._producer.send(_encode([key for key, _ in sent]), properties=self._properties)
@@ -463,14 +402,14 @@ class TopicIdLog:
     def _follow(self) -> None:
         """Read the records of other processes, until this log is closed."""
         pause_s = 0.0
-        while not self._closed:
+        while not self._stopped:
             try:
                 try:
                     reader = PartitionReader(self._client, self._topic, self._read)
                 except pulsar.AlreadyClosed:
                     return  # the client was closed, and this log was not
                 try:
-                    while not self._closed:
+                    while not self._stopped:
                         message = reader.receive(_POLL_MS)
                         if message is None:
                             with self._changed:  # a reader in memory does not wait
@@ -486,7 +425,7 @@ class TopicIdLog:
                 pause_s = min(max(1.0, 2 * pause_s), _LONGEST_PAUSE_S)
                 self._warning.failed(f"the IDs of other processes cannot be read: {error}")
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closed, pause_s)
+                    self._changed.wait_for(lambda: self._stopped, pause_s)
 
     def _take(self, message: Any, check: bool = False) -> None:
         """Add the IDs of a record to the memory, unless they come from this process."""
@@ -501,26 +440,30 @@ class TopicIdLog:
         mine = self._properties.items() <= properties.items()
         if owner == self._properties[LISTENER] and not mine:
             try:
-                self._memory.add(decode_ids(message.data()))
+                self._add(decode_ids(message.data()))
             except ValueError as error:
                 log.warning("%s: a record was skipped: %s", self._topic, error)
         self._read = Position(at.ledger_id(), at.entry_id(), at.batch_index()).next
         self._records += 1
 
+    def _add(self, ids: Ids) -> None:
+        with self._lock:
+            if len(self._handled):
+                ids = ids[~self._handled.are_duplicates(ids, _KEY)]
+            self._handled.save_all(ids, _KEY)
+
     # -- rewriting
 
     def _has_many_records(self) -> bool:
-        return self._records > max(_MOST_RECORDS, len(self._memory) // _IDS_PER_RECORD)
+        return self._records > max(_MOST_RECORDS, len(self) // _IDS_PER_RECORD)
 
     def _rewrite(self) -> None:
-        """Append everything that is remembered, and acknowledge what was read before.
-
-        Raises:
-            ClientError: it was not confirmed; nothing was acknowledged.
-        """
-        read, ids, producer = self._read, self._memory.ids(), self._producer
+        """Append everything that is remembered; once that is stored, acknowledge what was read."""
+        read, producer = self._read, self._producer
         if producer is None:
             return  # the topic refuses records: later
+        with self._lock:
+            ids = self._handled.ids(_KEY).astype(np.uint64)  # the older generation first
         with translate_errors():
             for start in range(0, ids.size, _MOST_IDS):
                 producer.send(_encode(ids[start : start + _MOST_IDS]), properties=self._properties)
@@ -529,6 +472,13 @@ class TopicIdLog:
                 self._consumer.acknowledge_cumulative(
                     pulsar.MessageId(-1, read.ledger, read.entry - 1, -1)
                 )
+
+
+def open_ids(options: Deduplication, client: Any, topic: str, subscription: str) -> HandledIds:
+    """Open the handled IDs of a subscription of a business topic, and load the stored ones."""
+    if options.store is None:
+        return HandledIds(options)
+    return TopicIds(options, client, topic, subscription, options.store)
 
 
 def _nothing() -> None:

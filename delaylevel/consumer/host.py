@@ -1,4 +1,4 @@
-"""Consumers, the steps around a call of a handler, and what waits to be acknowledged.
+"""The steps around a call of a handler, and the failed messages that wait to be acknowledged.
 
 A failed message is acknowledged when the broker has confirmed its copy or dead letter. If it does
 not, the message is published again, after pauses of 1 to 30 s, until it is stored or the listener
@@ -12,22 +12,18 @@ import heapq
 import inspect
 import itertools
 import logging
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import pulsar
-
-from delaylevel.cluster.failures import close_quietly, error_name
+from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.cluster.threads import BackgroundWork
 from delaylevel.errors import DelayTooLongError, InvalidDelayError, UnsupportedOptionError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.formatting import exact_duration
@@ -45,6 +41,13 @@ log = logging.getLogger(__name__)
 # A listener receives no more messages while it has this number of unfinished ones.
 _MOST = 1_000
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+# Time to store IDs when nothing is left of the time for a stop.
+_LEAST_S = 1.0
+
+
+def left_s(until_s: float) -> float:
+    """Return the time that is left until a time of ``time.monotonic()``, in seconds; 0 if none."""
+    return max(0.0, until_s - time.monotonic())
 
 
 @dataclass
@@ -59,23 +62,23 @@ class _Failed:
 
 
 class Unfinished:
-    """The unfinished messages of one listener.
+    """The failed messages of one listener that are not stored elsewhere yet.
 
     Args:
         threaded: False if a host calls :meth:`work` itself.
     """
 
     def __init__(
-        self, listener: Listener, publisher: RetryPublisher, clock: Clock, threaded: bool = True
+        self, listener: Listener, publisher: RetryPublisher, clock: Clock, threaded: bool
     ) -> None:
         self._listener = listener
         self._publisher = publisher
         self._clock = clock
         self._threaded = threaded
         self._tally = listener.stats.tally()
-        self._inbox: queue.SimpleQueue[_Failed | None] = queue.SimpleQueue()
-        self._letters: deque[_Failed] = deque()
+        # By the time of the next try; 0 before the first.
         self._waiting: list[tuple[float, int, _Failed]] = []
+        self._letters: deque[_Failed] = deque()
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -84,11 +87,6 @@ class Unfinished:
         #: Number of these messages, and the number from which no more should be received.
         self.count = 0
         self.most = _MOST
-
-    @property
-    def full(self) -> bool:
-        """True if no more messages should be received."""
-        return self.count >= self.most
 
     def add(self, message: ReceivedMessage, consumer: Any, decision: Decision) -> None:
         """Take over a message whose attempt failed; log it."""
@@ -103,7 +101,12 @@ class Unfinished:
                 thread.start()  # if there can be no thread, the next message tries again
                 self._thread = thread
             self.count += 1
-            self._inbox.put(_Failed(message, consumer, decision, due_ms))
+            self._wait(_Failed(message, consumer, decision, due_ms), 0.0)
+
+    def _wait(self, failed: _Failed, try_s: float) -> None:
+        with self._changed:
+            heapq.heappush(self._waiting, (try_s, next(self._order), failed))
+            self._changed.notify_all()
 
     def work(self, timeout_s: float = 0.0) -> bool:
         """Store and acknowledge what is there; return False if there was nothing within the time.
@@ -111,32 +114,22 @@ class Unfinished:
         Copies are stored together, dead letters one at a time: none of them waits for another one
         that its topic refuses.
         """
-        now_s = time.monotonic()
         failed = []
-        while self._waiting and self._waiting[0][0] <= now_s:
-            failed.append(heapq.heappop(self._waiting)[2])
-        if failed or self._letters:
-            timeout_s = 0.0
-        elif self._waiting:
-            timeout_s = min(timeout_s, self._waiting[0][0] - now_s)
-        items = self._take(timeout_s)
-        failed += [item for item in items if item is not None]
+        with self._changed:
+            now_s = time.monotonic()
+            if self._waiting:
+                timeout_s = min(timeout_s, self._waiting[0][0] - now_s)
+            if timeout_s > 0 and not self._letters and not self._stopping:
+                self._changed.wait(timeout_s)
+                now_s = time.monotonic()
+            while self._waiting and self._waiting[0][0] <= now_s:
+                failed.append(heapq.heappop(self._waiting)[2])
         self._letters += [each for each in failed if each.decision.delay is None]
-        worked = bool(items or self._letters or failed)
+        worked = bool(failed or self._letters)
         self._park([each for each in failed if each.decision.delay is not None])
         if self._letters:
             self._bury(self._letters.popleft())
         return worked
-
-    def _take(self, timeout_s: float) -> list[_Failed | None]:
-        """Return what is in the inbox; wait for the first one."""
-        taken = []
-        try:
-            taken.append(self._inbox.get(timeout=timeout_s or None, block=timeout_s > 0))
-            while True:
-                taken.append(self._inbox.get_nowait())
-        except queue.Empty:
-            return taken
 
     def close(self, until_s: float) -> None:
         """Finish what can be finished, end the thread, and close the publisher."""
@@ -146,14 +139,14 @@ class Unfinished:
             self._publisher.close()
 
     def _finish(self, until_s: float) -> None:
-        self._stopping = True
         if not self._threaded:
             until_s = 0.0
             while self.work():
                 pass
-        self._inbox.put(None)
         with self._changed:
-            self._changed.wait_for(lambda: not self.count, max(0.0, until_s - time.monotonic()))
+            self._stopping = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self.count, left_s(until_s))
             thread = self._thread
         if self.count:
             log.warning(
@@ -163,42 +156,38 @@ class Unfinished:
                 self.count,
             )
         elif thread is not None:
-            thread.join(max(0.0, until_s - time.monotonic()))
+            thread.join(left_s(until_s))
 
     def _run(self) -> None:
-        while not (self._stopping and not self.count):
+        while self._waiting or self._letters or not self._stopping:
             try:
                 self.work(3600.0)
-                while self._stopping and self._waiting:
-                    heapq.heappop(self._waiting)  # the broker refused it
-                    self._finished()
+                with self._changed:
+                    while self._stopping and self._waiting and self._waiting[0][0]:
+                        heapq.heappop(self._waiting)  # the broker refused it
+                        self._finished()
             except Exception:
                 # One message must not end the thread of all others.
                 log.exception("%s: a failed message stays unacknowledged", self._listener)
 
     def _park(self, failed: Sequence[_Failed]) -> None:
-        copies: list[tuple[ReceivedMessage, Decision]] = []
-        for each in failed:
-            decision = each.decision
-            if each.pauses:
-                left_ms = max(0, each.due_ms - self._clock.now_ms())
-                decision = decision._replace(delay=timedelta(milliseconds=left_ms))
-            copies.append((each.message, decision))
+        now_ms = self._clock.now_ms()
+        copies = [
+            (
+                each.message,
+                each.decision._replace(delay=timedelta(milliseconds=max(0, each.due_ms - now_ms))),
+            )
+            for each in failed
+        ]
         errors = self._publisher.park(copies) if copies else []
         for each, error in zip(failed, errors, strict=True):
             if isinstance(error, (CannotParkError, DelayTooLongError, InvalidDelayError)):
-                reason, failure = each.decision.reason, each.decision.error
-                each.decision = Decision(
-                    None,
-                    one_line(f"cannot be retried: {error}; {reason}"),
-                    failure,
-                    "" if failure is None else trace_of(failure),
-                )
+                reason = one_line(f"cannot be retried: {error}; {each.decision.reason}")
+                each.decision = each.decision._replace(delay=None, reason=reason)
                 _log_failure(self._listener, each.message, each.decision)
                 self._letters.append(each)
-            elif self._settle(each, error):
-                self._tally.retried += 1
-                self._acknowledge(each.message, each.consumer)
+            else:
+                self._settle(each, error)
 
     def _bury(self, failed: _Failed) -> None:
         error = None
@@ -206,36 +195,31 @@ class Unfinished:
             self._publisher.bury(failed.message, failed.decision)
         except Exception as refused:
             error = refused
-        if self._settle(failed, error):
-            self._tally.dead += 1
-            self._acknowledge(failed.message, failed.consumer)
+        self._settle(failed, error)
 
-    def _settle(self, failed: _Failed, error: Exception | None) -> bool:
-        """Let a message that was not stored wait for its next try; return True for others."""
+    def _settle(self, failed: _Failed, error: Exception | None) -> None:
+        """Acknowledge a message that is stored elsewhere; let another wait for its next try."""
         if error is None:
             self._warning.over()
-            return True
-        if isinstance(error, UnsupportedOptionError):
+            dead = failed.decision.delay is None
+            self._tally.dead += dead
+            self._tally.retried += not dead
+            end = failed.consumer.acknowledge
+        elif isinstance(error, UnsupportedOptionError):
             # It cannot be stored anywhere else.
             log.error("%s: the broker delivers a failed message again: %s", self._listener, error)
-            try:
-                failed.consumer.negative_acknowledge(failed.message.raw)
-            except Exception as lost:  # then it is delivered again, too
-                log.debug("%s: %s: %s", self._listener, failed.message.id, error_name(lost))
-            self._finished()
-            return False
-        self._warning.failed(f"{error_name(error)}: {error}")
-        pause_s = min(_SHORTEST_PAUSE_S * 2**failed.pauses, _LONGEST_PAUSE_S)
-        failed.pauses = min(failed.pauses + 1, 10)
-        heapq.heappush(self._waiting, (time.monotonic() + pause_s, next(self._order), failed))
-        return False
-
-    def _acknowledge(self, message: ReceivedMessage, consumer: Any) -> None:
+            end = failed.consumer.negative_acknowledge
+        else:
+            self._warning.failed(f"{error_name(error)}: {error}")
+            pause_s = min(_SHORTEST_PAUSE_S * 2**failed.pauses, _LONGEST_PAUSE_S)
+            failed.pauses = min(failed.pauses + 1, 10)
+            self._wait(failed, time.monotonic() + pause_s)
+            return
         try:
-            consumer.acknowledge(message.raw)
-        except Exception as error:
+            end(failed.message.raw)
+        except Exception as lost:
             # Its consumer was lost. The broker delivers the message again.
-            log.debug("%s: acknowledging %s: %s", self._listener, message.id, error_name(error))
+            log.debug("%s: %s: %s", self._listener, failed.message.id, error_name(lost))
         self._finished()
 
     def _finished(self) -> None:
@@ -248,29 +232,13 @@ def _log_failure(listener: Listener, message: ReceivedMessage, decision: Decisio
     attempt = str(message.attempt)
     if listener.backoff is not None:
         attempt += f" of {listener.backoff.attempts}"
-    reason = decision.reason
-    if decision.delay is not None:
-        next_step = f"again in {exact_duration(duration_ms(decision.delay))}"
-        log.warning(
-            "%s: attempt %s of %s: %s; %s", listener, attempt, message.id, reason, next_step
-        )
+    failure = listener, attempt, message.id, decision.reason
+    if decision.delay is None:
+        text = "%s: attempt %s of %s: %s; to the dead-letter topic\n%s"
+        log.error(text, *failure, trace_of(decision.error))
     else:
-        log.error(
-            "%s: attempt %s of %s: %s; to the dead-letter topic\n%s",
-            listener,
-            attempt,
-            message.id,
-            reason,
-            decision.trace,
-        )
-
-
-#: A thread that waits for messages notices a stop after this time.
-RECEIVE_MS = 500
-# Time to store IDs when nothing is left of the time for a stop.
-_LEAST_S = 1.0
-#: Pause after which a waiting host looks whether the listener stops, in seconds.
-WAIT_S = 0.05
+        pause = exact_duration(duration_ms(decision.delay))
+        log.warning("%s: attempt %s of %s: %s; again in %s", *failure, pause)
 
 
 class Handling:
@@ -303,9 +271,7 @@ class Handling:
     def begin(self, message: ReceivedMessage) -> Verdict:
         """Decide about a received message; after ``WAIT``, ask again a moment later.
 
-        Raises:
-            BaseException: the error of the application's filter or function for IDs; it is a
-                failed attempt.
+        An error, of the application's filter or function for IDs, is a failed attempt.
         """
         condition, handled = self.listener.condition, self._handled
         if condition is not None and not condition(message):
@@ -341,7 +307,6 @@ class Handling:
         """Acknowledge a message, or hand it over to the unfinished ones.
 
         Args:
-            verdict: the answer of :meth:`begin`, if that returned one.
             failure: the error of :meth:`begin` or of the handler.
         """
         acknowledge = partial(consumer.acknowledge, message.raw)
@@ -350,55 +315,19 @@ class Handling:
             tally.failed += 1
             decision = decide(self.listener.backoff, message.attempt, failure)
             self.unfinished.add(message, consumer, decision)
-        elif verdict is Verdict.FILTERED:
+            return
+        if verdict is Verdict.FILTERED:
             tally.filtered += 1
-            acknowledge()
         elif verdict is Verdict.DUPLICATE:
             tally.duplicates += 1
-            acknowledge()
         else:
             tally.handled += 1
-            if self._handled is None:
-                acknowledge()
-            else:
+            if self._handled is not None:
                 # The ID first: a crash between the two would let the message be handled again.
                 # With a store, it may be saved later, in another thread.
                 self._handled.save(message, acknowledge)
-
-
-class RunningListener(Protocol):
-    """A listener that receives messages."""
-
-    handling: Handling
-
-    def start(self) -> None:
-        """Subscribe, and receive messages."""
-
-    @property
-    def alive(self) -> bool:
-        """True while all threads run."""
-
-    @property
-    def ready(self) -> bool:
-        """True while all consumers are subscribed and connected."""
-
-    def stop(self) -> None:
-        """Receive no more messages."""
-
-    def join(self, until_s: float) -> bool:
-        """Wait for running handlers; return True if all of them have ended."""
-
-    @property
-    def running(self) -> int:
-        """Number of running calls of the handler."""
-
-    def close(self) -> None:
-        """Cancel what still runs, if it can be cancelled, and close the consumers."""
-
-
-def left_s(until_s: float) -> float:
-    """Return the time that is left until a time of ``time.monotonic()``, in seconds; 0 if none."""
-    return max(0.0, until_s - time.monotonic())
+                return
+        acknowledge()
 
 
 def refuse_awaitable(returned: Any) -> None:
@@ -409,169 +338,3 @@ def refuse_awaitable(returned: Any) -> None:
         raise TypeError(
             "the handler returned an awaitable, which nothing awaits: make it an async def"
         )
-
-
-# Failures that may pass. With any other one, a listener does not start.
-_PASSING = (
-    pulsar.ConnectError,
-    pulsar.NotConnected,
-    pulsar.ServiceUnitNotReady,
-    pulsar.TooManyLookupRequestException,
-    pulsar.Timeout,
-    pulsar.Interrupted,
-    pulsar.ConsumerBusy,
-    pulsar.BrokerPersistenceError,
-    pulsar.UnknownError,
-)
-# The client connects again by itself, unless something is wrong for good.
-_DISCONNECTED_S = 60.0
-
-
-class Subscribed:
-    """A consumer, shared by threads, that is opened again when it fails."""
-
-    def __init__(self, subscribe: Callable[[], Any], what: str, stopping: threading.Event) -> None:
-        self._subscribe = subscribe
-        self._stopping = stopping
-        self._warning = RepeatedWarning(log, what)
-        self._lock = threading.Lock()
-        self._consumer: Any = None
-        self._pause_s = 0.0
-        self._disconnected_s: float | None = None
-
-    @property
-    def ready(self) -> bool:
-        """True while the consumer is open and connected."""
-        consumer = self._consumer
-        return consumer is not None and bool(consumer.is_connected())
-
-    def start(self) -> None:
-        """Open the consumer for the first time; leave it to :meth:`get` if the failure may pass."""
-        try:
-            self._consumer = self._subscribe()
-        except _PASSING as error:
-            self._failed(error)
-
-    def get(self) -> Any:
-        """Return the consumer; open it if necessary, with pauses. None if the listener stops."""
-        consumer = self._consumer
-        if consumer is not None:
-            return consumer
-        with self._lock:
-            while self._consumer is None:
-                if self._stopping.wait(self._pause_s):
-                    return None
-                try:
-                    self._consumer = self._subscribe()
-                except Exception as error:  # also one of a function for tokens
-                    self._failed(error)
-                else:
-                    self._pause_s = 0.0
-                    self._disconnected_s = None
-                    self._warning.over()
-            return self._consumer
-
-    def fail(self, consumer: Any, error: BaseException | str) -> None:
-        """Close a consumer that failed, so that :meth:`get` opens another one."""
-        with self._lock:
-            if self._consumer is not consumer or self._stopping.is_set():
-                return
-            self._consumer = None
-            self._failed(error)
-        closing = BackgroundWork()
-        closing.start(partial(close_quietly, consumer, "consumer"))
-        closing.join()
-
-    def check(self, consumer: Any) -> None:
-        """Give up a consumer that has been disconnected for a minute. Call it now and then."""
-        if consumer.is_connected():
-            self._disconnected_s = None
-            return
-        now_s = time.monotonic()
-        since_s = self._disconnected_s
-        if since_s is None:
-            self._disconnected_s = now_s
-        elif now_s - since_s > _DISCONNECTED_S:
-            self._disconnected_s = None
-            self.fail(consumer, f"disconnected for {_DISCONNECTED_S:.0f} s")
-
-    def close(self) -> None:
-        """Close the consumer; the broker gives unacknowledged messages to other ones."""
-        with self._lock:
-            consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            close_quietly(consumer, "consumer")
-
-    def _failed(self, error: BaseException | str) -> None:
-        reason = error if isinstance(error, str) else f"{error_name(error)}: {error}"
-        self._warning.failed(f"{reason}; trying again until it works")
-        self._pause_s = min(max(_SHORTEST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
-
-
-#: Functions that return a new consumer, given its number: of new messages, and of retried copies.
-Subscribe = Sequence[Callable[[int], Any]]
-
-
-class ReceivingThreads:
-    """The threads that receive the messages of one listener.
-
-    A subclass fills ``sources`` and ``threads``.
-    """
-
-    def __init__(self, handling: Handling) -> None:
-        self.handling = handling
-        self.stopping = threading.Event()
-        self.sources: list[Subscribed] = []
-        self.threads: list[threading.Thread] = []
-
-    def consumers(self, subscribe: Subscribe, count: int) -> list[list[Subscribed]]:
-        """Return the consumers of new messages, and those of retried copies; add them to all."""
-        found = [
-            [
-                Subscribed(
-                    partial(opened, number), f"{what} of {self.handling.listener}", self.stopping
-                )
-                for number in range(count)
-            ]
-            for opened, what in zip(subscribe, ("messages", "retries"), strict=False)
-        ]
-        self.sources += [source for sources in found for source in sources]
-        return found
-
-    def start(self) -> None:
-        """Subscribe, and start the threads."""
-        for source in self.sources:
-            source.start()
-        for thread in self.threads:
-            thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """True while all threads run."""
-        return all(thread.is_alive() for thread in self.threads)
-
-    @property
-    def ready(self) -> bool:
-        """True while all consumers are subscribed and connected."""
-        return all(source.ready for source in self.sources)
-
-    def stop(self) -> None:
-        """Receive no more messages."""
-        self.stopping.set()
-
-    def join(self, until_s: float) -> bool:
-        """Wait for the threads, but for the present one; return True if they have ended."""
-        here = threading.get_ident()
-        started = [thread for thread in self.threads if thread.ident not in (None, here)]
-        for thread in started:
-            thread.join(left_s(until_s))
-        return not any(thread.is_alive() for thread in started)
-
-    def close(self) -> None:
-        """Close the consumers, and wait for that once, for some seconds."""
-        # While the broker hangs, each close takes the client 30 s, and so does an opening before
-        # it. A second close at the same moment, such as one by the client, may never return.
-        closing = BackgroundWork()
-        for source in self.sources:
-            closing.start(source.close)
-        closing.join()

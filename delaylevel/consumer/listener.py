@@ -18,6 +18,7 @@ from pulsar import ConsumerType
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.topic_name import TopicName
 
+from .deduplication import Deduplication
 from .retry import DEFAULT_BACKOFF, Backoff
 
 #: Upper bounds of the duration histogram, in seconds; one more bucket has the longer ones.
@@ -68,15 +69,10 @@ _NUMBERS = tuple(each.name for each in fields(ListenerCounts) if each.name != "d
 
 
 class ListenerHealth(NamedTuple):
-    """The state of a listener.
+    """The state of a listener."""
 
-    Attributes:
-        alive: True while everything that calls the handler runs.
-        subscribed: True while all consumers are open and connected.
-    """
-
-    alive: bool
-    subscribed: bool
+    alive: bool  # everything that calls the handler runs
+    subscribed: bool  # all consumers are open and connected
 
 
 class ListenerStats:
@@ -158,7 +154,7 @@ class Listener:
     subscription_type: Any
     schema: Any
     backoff: Backoff | None
-    deduplication: Any
+    deduplication: Deduplication | None
     condition: Callable[[Any], Any] | None
     concurrency: int
     options: Mapping[str, Any]
@@ -321,13 +317,16 @@ def _backoff(value: Any) -> Backoff | None:
     return value
 
 
-def _deduplication(value: Any) -> Any:
+def _deduplication(value: Any) -> Deduplication | None:
     if value is False:
         return None
-    # It needs an extra.
-    from .deduplication import Deduplication
-
-    return Deduplication.from_option(value)
+    if value is True:
+        return Deduplication()
+    if not isinstance(value, Deduplication):
+        raise InvalidInputError(
+            f"deduplicate must be True, False or a Deduplication, got {value!r}"
+        )
+    return value
 
 
 def _condition(value: Any) -> Callable[[Any], Any] | None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pulsar
@@ -18,16 +19,16 @@ from typing_extensions import Self
 
 from delaylevel.cluster.failures import missing_subscription
 from delaylevel.cluster.threads import stop_on_signals
-from delaylevel.errors import InvalidInputError
+from delaylevel.errors import InvalidInputError, from_extra
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import parse_delay
 
-from .host import Handling, RunningListener, Unfinished
+from .host import Handling, Unfinished
 from .listener import Listener, ListenerHealth, listeners_of, name_of
 from .metrics import ListenerCollector
 from .retry_publisher import RetryPublisher
 from .retry_topics import retry_type
-from .workers import LoopListener, LoopThread, ThreadedListener
+from .workers import LoopListener, LoopThread, RunningListener, ThreadedListener
 
 if TYPE_CHECKING:
     from .config import ApplicationConfig
@@ -69,17 +70,25 @@ def start_listener(
         level_topic = publisher.prepare(backoff.longest if backoff is not None else None)
         handled: HandledIds | None = None
         if listener.deduplication is not None:
+            with from_extra("window", "deduplication needs"):
+                from .handled_ids import open_ids
             topic, subscription = listener.business_topic, listener.subscription
-            handled = listener.deduplication.open(client, topic, subscription)
+            handled = open_ids(listener.deduplication, client, topic, subscription)
             stack.callback(handled.close)
         host = host_of(client)
         unfinished = Unfinished(listener, publisher, clock, threaded=host is None)
         handling = Handling(listener, handled, unfinished, clock)
-        opened = [subscribe_to(listener, client, listener.topic, listener.subscription_type)]
-        kind = retry_type(listener.subscription_type, level_topic)
         # A listener without retries gets the dead letters that are replayed.
-        retry_topic = publisher.topics.retry.full
-        opened.append(subscribe_to(listener, client, retry_topic, kind, earliest=True))
+        retries = {
+            "consumer_type": retry_type(listener.subscription_type, level_topic),
+            "initial_position": pulsar.InitialPosition.Earliest,
+        }
+        messages = {"consumer_type": listener.subscription_type}
+        subscribe = partial(_subscribe, listener, client)
+        opened: list[Callable[[int], Any]] = [
+            partial(subscribe, listener.topic, messages),
+            partial(subscribe, publisher.topics.retry.full, retries),
+        ]
         running: RunningListener
         if host is not None:
             running = host(handling, opened)
@@ -95,39 +104,25 @@ def start_listener(
     return running
 
 
-def subscribe_to(
-    listener: Listener, client: Any, topic: str, kind: Any, *, earliest: bool = False
-) -> Callable[[int], Any]:
-    """Return a function that returns a new consumer, given its number from 0."""
-    options = dict(listener.options)
+def _subscribe(
+    listener: Listener, client: Any, topic: str, options: Mapping[str, Any], number: int
+) -> Any:
+    """Return a new consumer, by its number from 0."""
+    given = {**listener.options, **options}
     if listener.is_coroutine:
-        wanted = 2 * listener.concurrency
-        queue_size = max(_SMALLEST_QUEUE, min(_LARGEST_QUEUE, wanted))
-        options.setdefault("receiver_queue_size", queue_size)
-    if earliest:
-        options["initial_position"] = pulsar.InitialPosition.Earliest
-
-    def subscribe(number: int) -> Any:
-        given = dict(options)
-        if given.get("consumer_name") and listener.consumers > 1:
-            # The broker refuses a second Key_Shared consumer of the same name.
-            given["consumer_name"] += f"-{number}"
-        try:
-            return client.subscribe(
-                topic,
-                listener.subscription,
-                consumer_type=kind,
-                schema=listener.schema,
-                **given,
-            )
-        except pulsar.Timeout as error:
-            admin = getattr(client, "admin", None)
-            missing = missing_subscription(admin, topic, listener.subscription)
-            if not missing:
-                raise
-            raise pulsar.SubscriptionNotFound(missing) from error
-
-    return subscribe
+        size = max(_SMALLEST_QUEUE, min(_LARGEST_QUEUE, 2 * listener.concurrency))
+        given.setdefault("receiver_queue_size", size)
+    if given.get("consumer_name") and listener.consumers > 1:
+        # The broker refuses a second Key_Shared consumer of the same name.
+        given["consumer_name"] += f"-{number}"
+    try:
+        return client.subscribe(topic, listener.subscription, schema=listener.schema, **given)
+    except pulsar.Timeout as error:
+        admin = getattr(client, "admin", None)
+        missing = missing_subscription(admin, topic, listener.subscription)
+        if not missing:
+            raise
+        raise pulsar.SubscriptionNotFound(missing) from error
 
 
 class Listeners:

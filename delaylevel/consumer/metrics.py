@@ -26,29 +26,24 @@ class ReportingApp(Protocol):
     """The part of `Listeners` that metrics and probes are about."""
 
     @property
-    def listeners(self) -> Sequence[Listener]:
-        """The registered listeners."""
+    def listeners(self) -> Sequence[Listener]: ...
 
-    def health(self) -> Mapping[tuple[str, str], ListenerHealth]:
-        """Return the state of each listener that runs, by its topic and subscription."""
+    def health(self) -> Mapping[tuple[str, str], ListenerHealth]: ...
 
 
-class ListenerCollector:
-    """Metrics of an application's listeners, read at each scrape.
+class ListenerCollector(Reporter):
+    """Metrics of an application's listeners, read at each scrape, with probes and status page.
 
     Register it with ``prometheus_client.REGISTRY.register(…)`` if the application has metrics of
     its own, or pass it to :func:`delaylevel.metrics.serve`.
 
     Args:
         app: the listeners.
-
-    Attributes:
-        reporters: what else the HTTP service tells about the listeners.
     """
 
     def __init__(self, app: ReportingApp) -> None:
         self._app = app
-        self.reporters = (ListenerReporter(app),)
+        self.reporters = (self,)
 
     def collect(self) -> Iterator[Any]:
         """Yield every metric family."""
@@ -58,49 +53,33 @@ class ListenerCollector:
             HistogramMetricFamily,
         )
 
+        def family(kind: Any, name: str, text: str) -> Any:
+            return kind(f"delaylevel_listener_{name}", text, labels=_LABELS)
+
         found = [
             ((each.topic, each.subscription, each.name), each.stats.counts())
             for each in self._app.listeners
         ]
         for name, text in _COUNTERS:
-            counter = CounterMetricFamily(f"delaylevel_listener_{name}", text, labels=_LABELS)
+            counter = family(CounterMetricFamily, name, text)
             for labels, counts in found:
                 counter.add_metric(labels, getattr(counts, name))
             yield counter
-        progress = GaugeMetricFamily(
-            "delaylevel_listener_in_progress",
-            "Messages that a handler has now.",
-            labels=_LABELS,
-        )
-        durations = HistogramMetricFamily(
-            "delaylevel_listener_duration_seconds",
-            "Duration of the calls of the handler.",
-            labels=_LABELS,
-        )
+        progress = family(GaugeMetricFamily, "in_progress", "Messages that a handler has now.")
+        text = "Duration of the calls of the handler."
+        durations = family(HistogramMetricFamily, "duration_seconds", text)
         bounds = [*map(str, BOUNDS_S), "+Inf"]
         for labels, counts in found:
             progress.add_metric(labels, counts.in_progress)
             buckets = list(zip(bounds, accumulate(counts.durations), strict=True))
             durations.add_metric(labels, buckets, counts.duration_s)
         yield from (progress, durations)
-        subscribed = GaugeMetricFamily(
-            "delaylevel_listener_subscribed",
-            "1 while all consumers of the listener are open and connected.",
-            labels=_LABELS,
-        )
-        health = self._app.health()
-        for each in self._app.listeners:
-            labels = (each.topic, each.subscription, each.name)
-            state = health.get((each.topic, each.subscription))
+        text = "1 while all consumers of the listener are open and connected."
+        subscribed = family(GaugeMetricFamily, "subscribed", text)
+        for listener, state in self._states():
+            labels = (listener.topic, listener.subscription, listener.name)
             subscribed.add_metric(labels, int(state is not None and state.subscribed))
         yield subscribed
-
-
-class ListenerReporter(Reporter):
-    """Reporter of listeners, for probes and status page. It has no window to query."""
-
-    def __init__(self, app: ReportingApp) -> None:
-        self._app = app
 
     def alive(self) -> Sequence[ProbeCheck]:
         return [
@@ -126,13 +105,13 @@ class ListenerReporter(Reporter):
 
 
 def _subscribed(listener: Listener, state: ListenerHealth | None) -> ProbeCheck:
-    name = f"consumers of {listener}"
+    text = "subscribed"
     if state is None:
-        return ProbeCheck(name, False, "the listener has not started, or it has stopped")
-    if not state.subscribed:
+        text = "the listener has not started, or it has stopped"
+    elif not state.subscribed:
         text = "not subscribed; it tries again: the log of this process has the reason"
-        return ProbeCheck(name, False, text)
-    return ProbeCheck(name, True, "subscribed")
+    well = state is not None and state.subscribed
+    return ProbeCheck(f"consumers of {listener}", well, text)
 
 
 def _section(listener: Listener, state: ListenerHealth | None) -> StatusSection:

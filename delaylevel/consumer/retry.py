@@ -150,16 +150,14 @@ class Decision(NamedTuple):
     """The decision about a message whose attempt failed.
 
     Attributes:
-        delay: time until the next attempt; None to move the message to the dead-letter topic.
-        reason: one line, at most 1,000 characters, e.g. ``ValueError: text``.
+        delay: time until the next attempt; None for a dead letter.
+        reason: the failure in one line of at most 1,000 characters, e.g. ``ValueError: text``.
         error: the failure of the handler.
-        trace: the traceback of the exception; empty if the message is handled again.
     """
 
     delay: timedelta | None
     reason: str
-    error: BaseException | None = None
-    trace: str = ""
+    error: BaseException
 
 
 def reason_of(error: BaseException) -> str:
@@ -198,12 +196,7 @@ def clean(text: str) -> str:
 
 
 def decide(backoff: Backoff | None, attempt: int, error: BaseException) -> Decision:
-    """Return the decision about a message whose attempt failed.
-
-    Args:
-        backoff: delays between attempts; None if the first failure is final.
-        attempt: number of the failed attempt, from 1.
-    """
+    """Return the decision about a message whose attempt failed, by its number from 1."""
     reason, delay = reason_of(error), None
     wish = error if isinstance(error, Retry) else None
     if isinstance(error, Reject):
@@ -215,4 +208,4 @@ def decide(backoff: Backoff | None, attempt: int, error: BaseException) -> Decis
         delay = backoff.delay(attempt)
         if delay is not None and wish is not None and wish.after is not None:
             delay = wish.after
-    return Decision(delay, reason, error, trace_of(error) if delay is None else "")
+    return Decision(delay, reason, error)

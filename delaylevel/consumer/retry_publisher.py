@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -34,7 +34,7 @@ from delaylevel.producer.client_calls import error_of, in_client
 from delaylevel.topics import members
 
 from .message import ReceivedMessage
-from .retry import Decision, clean
+from .retry import Decision, clean, trace_of
 from .retry_topics import RetryTopics, dead_letter_partition, prepare
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def letter_properties(
     """
     properties = {
         **copy_properties(message, decision.reason),
-        retries.TRACEBACK: decision.trace,
+        retries.TRACEBACK: trace_of(decision.error),
         retries.ATTEMPTS: str(message.attempt),
         retries.ROUND: str(round_of(message) + 1),
         env.DUE: str(due_ms),
@@ -114,8 +114,6 @@ def letter_properties(
     del properties[retries.FAILED_ATTEMPTS]
     unreadable = (env.UNREADABLE, RAW)
     properties.update((k, v) for k, v in found.items() if k.startswith(unreadable))
-    if not decision.trace:
-        del properties[retries.TRACEBACK]
     if schema is not None:
         properties[env.SCHEMA] = str(schema)
     return properties
@@ -127,14 +125,10 @@ def round_of(message: ReceivedMessage) -> int:
 
 
 class SchemaKey(NamedTuple):
-    """The schema of a received message, as the client tells it.
-
-    Attributes:
-        version: number of the version in that topic's registry; -1 without a schema.
-    """
+    """The schema of a received message, as the client tells it."""
 
     topic: str
-    version: int
+    version: int  # in that topic's registry; -1 without a schema
 
     @classmethod
     def of(cls, raw: Any) -> SchemaKey:
@@ -232,12 +226,11 @@ class RetryPublisher:
                         producers[schema] = error
                 if isinstance(producers[schema], Exception):
                     raise producers[schema]
-                answered = partial(_put, answers, number)
-                self._send(producers[schema], message, fields, decision, answered)
+                self._send(producers[schema], message, fields, decision, number, answers)
                 awaited += 1
             except Exception as error:
                 outcomes[number] = error
-        for producer in {id(each): each for each in producers.values()}.values():
+        for producer in producers.values():
             if not isinstance(producer, Exception):
                 with in_client, suppress(pulsar.PulsarException):  # the callbacks have it
                     producer.flush()
@@ -368,29 +361,23 @@ class RetryPublisher:
         message: ReceivedMessage,
         fields: ParkedMessage,
         decision: Decision,
-        answered: Callable[[Any, Any], None],
+        number: int,
+        answers: SimpleQueue[tuple[int, Any]],
     ) -> None:
-        options: dict[str, Any] = {}
-        delay = max(decision.delay or timedelta(0), timedelta(0))
-        if delay:
-            # Its original is acknowledged, so no default expiry may ever end it: neither that of
-            # the level topic now, nor one that is set while it waits.
-            options["expires_at"] = NEVER_MS
+        delay = decision.delay or timedelta(0)
         producer.send_async(
             fields.value,
-            answered,
+            lambda result, _: answers.put((number, result)),
             properties=copy_properties(message, decision.reason),
             partition_key=fields.key or None,
             ordering_key=fields.ordering_key or None,
             event_timestamp=fields.event_ms or None,
             deliver_after=delay,
             message_id=copy_id(message),
-            **options,
+            # Its original is acknowledged, so no default expiry may ever end it: neither that of
+            # the level topic now, nor one that is set while it waits.
+            expires_at=NEVER_MS if delay else None,
         )
-
-
-def _put(answers: SimpleQueue[tuple[int, Any]], number: int, result: Any, _: Any) -> None:
-    answers.put((number, result))
 
 
 def fields_of(message: ReceivedMessage) -> ParkedMessage:

@@ -81,10 +81,9 @@ class RetryTopics:
 def prepare(admin: TopicAdmin | None, topics: RetryTopics) -> LevelTopicDescription:
     """Create the topics of a subscription's retries as far as they are missing.
 
-    The retry topic has the subscription, and the dead-letter topic a durable one, before anything
-    can be published to them. The retry topic becomes a target of the level topic of the business
-    topic, which is created with the default levels if there is none. The call may be repeated, also
-    by several processes at once. If nothing is missing, it only reads.
+    Both have a durable subscription before anything can be published to them. The retry topic
+    becomes a target of the level topic of the business topic, which is created with the default
+    levels if there is none. Several processes may do this at once.
     """
     if admin is None:
         raise InvalidInputError(
@@ -119,12 +118,9 @@ def prepare(admin: TopicAdmin | None, topics: RetryTopics) -> LevelTopicDescript
 def find_level_topic(
     admin: TopicAdmin, topic: TopicName, level_topic: str | None = None
 ) -> LevelTopicDescription | None:
-    """Return the level topic of a business topic as a producer finds it; None if there is none.
+    """Return the level topic of a business topic; None if there is none.
 
-    A level topic of another name counts, too, if it is the only one that serves the topic.
-
-    Raises:
-        LevelTopicError: several level topics serve the business topic.
+    One of another name counts, too, if it is the only one that serves the topic.
     """
     if level_topic is not None:
         return registry.find(admin, level_topic)
@@ -141,11 +137,9 @@ def find_level_topic(
 
 
 def retry_type(consumer_type: Any, description: LevelTopicDescription) -> Any:
-    """Return the type of the subscription of the retry topic.
-
-    It is that of the business topic, except if the broker holds the copies until they are due: it
-    would deliver them to an Exclusive or Failover subscription at once.
-    """
+    """Return the type of the subscription of the retry topic."""
+    # If the broker holds the copies until they are due, it would deliver them to an Exclusive or
+    # Failover subscription at once.
     by_broker = description.final_window is not FinalWindow.TRACKER
     if by_broker and consumer_type in _NOT_HOLDING:
         return pulsar.ConsumerType.Shared
@@ -158,14 +152,8 @@ def find_dead_letters(
     """Return the dead letters of a subscription, and the level topic that replays them.
 
     Args:
-        topic: the business topic and a ``subscription``; or the dead-letter topic itself.
-
-    Returns:
-        The level topic, and the dead-letter topic as a source; None if the topic is not the
-        dead-letter topic of a subscription.
-
-    Raises:
-        LevelTopicError: the subscription has no dead-letter topic, or no level topic.
+        topic: the business topic and a ``subscription``; or the dead-letter topic itself. If it is
+            none, the answer is None.
     """
     if subscription is None:
         name = TopicName.parse(topic).without_partition
@@ -199,11 +187,7 @@ def find_dead_letters(
 def subscriptions_with_dead_letters(
     admin: TopicAdmin, description: LevelTopicDescription
 ) -> list[tuple[TopicName, str, int]]:
-    """Return the subscriptions of a level topic's targets that have dead letters.
-
-    Returns:
-        The business topic, the subscription, and the number of entries, sorted.
-    """
+    """Return business topic, subscription and number of entries where there are dead letters."""
     found = []
     for name in map(TopicName.parse, description.targets):
         if not name.local.endswith(retries.RETRY_SUFFIX):

@@ -19,196 +19,303 @@ import queue
 import threading
 import time
 from collections import deque
-from time import perf_counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pulsar
 
-from .host import (
-    RECEIVE_MS,
-    WAIT_S,
-    Handling,
-    ReceivingThreads,
-    Subscribe,
-    Subscribed,
-    left_s,
-    refuse_awaitable,
-)
+from delaylevel.cluster.failures import close_quietly, error_name
+from delaylevel.cluster.logs import RepeatedWarning
+from delaylevel.cluster.threads import BackgroundWork, in_background
+
+from .host import Handling, left_s, refuse_awaitable
+from .listener import ListenerCounts
 from .message import ReceivedMessage
 from .retry import Verdict
 
-#: Each call of a function takes one, and puts it back. (Written in C: it costs each message time.)
-Tokens = queue.SimpleQueue[None]
+log = logging.getLogger(__name__)
+
+# A thread that waits for messages notices a stop after this time.
+_RECEIVE_MS = 500
+# A thread that waits for something else looks this often whether the listener stops, in seconds.
+_WAIT_S = 0.05
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+
+# Failures that may pass. With any other one, a listener does not start.
+_PASSING = (
+    pulsar.ConnectError,
+    pulsar.NotConnected,
+    pulsar.ServiceUnitNotReady,
+    pulsar.TooManyLookupRequestException,
+    pulsar.Timeout,
+    pulsar.Interrupted,
+    pulsar.ConsumerBusy,
+    pulsar.BrokerPersistenceError,
+    pulsar.UnknownError,
+)
+# The client connects again by itself, unless something is wrong for good.
+_DISCONNECTED_S = 60.0
 
 
-class _Receiver(threading.Thread):
-    """A thread that receives messages, from a consumer that is opened again when it fails."""
+class Subscribed:
+    """A consumer, shared by threads, that is opened again when it fails."""
 
-    def __init__(
-        self, name: str, handling: Handling, subscribed: Subscribed, stopping: threading.Event
-    ) -> None:
-        super().__init__(name=f"delaylevel-{name}", daemon=True)
-        self._handling = handling
-        self._subscribed = subscribed
+    def __init__(self, subscribe: Callable[[], Any], what: str, stopping: threading.Event) -> None:
+        self._subscribe = subscribe
         self._stopping = stopping
-        self._tally = handling.listener.stats.tally()
+        self._warning = RepeatedWarning(log, what)
+        self._lock = threading.Lock()
+        self._consumer: Any = None
+        self._pause_s = 0.0
+        self._disconnected_s: float | None = None
+
+    @property
+    def ready(self) -> bool:
+        """True while the consumer is open and connected."""
+        consumer = self._consumer
+        return consumer is not None and bool(consumer.is_connected())
+
+    def start(self) -> None:
+        """Open the consumer for the first time; leave it to :meth:`get` if the failure may pass."""
+        try:
+            self._consumer = self._subscribe()
+        except _PASSING as error:
+            self._failed(error)
+
+    def get(self) -> Any:
+        """Return the consumer; open it if necessary, with pauses. None if the listener stops."""
+        consumer = self._consumer
+        if consumer is not None:
+            return consumer
+        with self._lock:
+            while self._consumer is None:
+                if self._stopping.wait(self._pause_s):
+                    return None
+                try:
+                    self._consumer = self._subscribe()
+                except Exception as error:  # also one of a function for tokens
+                    self._failed(error)
+                else:
+                    self._pause_s = 0.0
+                    self._disconnected_s = None
+                    self._warning.over()
+            return self._consumer
+
+    def fail(self, consumer: Any, error: BaseException | str) -> None:
+        """Close a consumer that failed, so that :meth:`get` opens another one."""
+        with self._lock:
+            if self._consumer is not consumer or self._stopping.is_set():
+                return
+            self._consumer = None
+            self._failed(error)
+        closing = BackgroundWork()
+        closing.start(partial(close_quietly, consumer, "consumer"))
+        closing.join()
+
+    def check(self, consumer: Any) -> None:
+        """Give up a consumer that has been disconnected for a minute. Call it now and then."""
+        if consumer.is_connected():
+            self._disconnected_s = None
+            return
+        now_s = time.monotonic()
+        since_s = self._disconnected_s
+        if since_s is None:
+            self._disconnected_s = now_s
+        elif now_s - since_s > _DISCONNECTED_S:
+            self._disconnected_s = None
+            self.fail(consumer, f"disconnected for {_DISCONNECTED_S:.0f} s")
+
+    def close(self) -> None:
+        """Close the consumer; the broker gives unacknowledged messages to other ones."""
+        with self._lock:
+            consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            close_quietly(consumer, "consumer")
+
+    def _failed(self, error: BaseException | str) -> None:
+        reason = error if isinstance(error, str) else f"{error_name(error)}: {error}"
+        self._warning.failed(f"{reason}; trying again until it works")
+        self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
+
+
+class Receiver(threading.Thread):
+    """A thread that receives messages for a listener."""
+
+    def __init__(self, listener: RunningListener, index: int, subscribed: Subscribed) -> None:
+        handling = listener.handling
+        super().__init__(name=f"delaylevel-{handling.listener.name}-{index}", daemon=True)
+        self._handling = handling
+        self._stopping = listener.stopping
+        self._handle = listener.handle
+        self.subscribed = subscribed
+        self.tally = handling.listener.stats.tally()
 
     def run(self) -> None:
         """Receive messages until the listener stops."""
         while not self._stopping.is_set():
-            consumer = self._subscribed.get()
+            consumer = self.subscribed.get()
             if consumer is None:
                 return
             try:
                 self._receive(consumer)
-            except pulsar.PulsarException as error:
-                self._subscribed.fail(consumer, error)
             except Exception as error:
-                log.exception("%s: unexpected failure", self._handling.listener)
-                self._subscribed.fail(consumer, error)
+                if not isinstance(error, pulsar.PulsarException):
+                    log.exception("%s: unexpected failure", self._handling.listener)
+                self.subscribed.fail(consumer, error)
 
     def _receive(self, consumer: Any) -> None:
         """Receive the messages of a consumer, until it is replaced."""
-        raise NotImplementedError
-
-    def _idle(self, consumer: Any) -> bool:
-        """Check the connection; return False if the consumer is not the current one any more."""
-        self._subscribed.check(consumer)
-        return self._subscribed.get() is consumer
-
-    def _wait_for_room(self) -> None:
-        """Wait until there are fewer unfinished messages, or the listener stops."""
-        while self._handling.unfinished.full and not self._stopping.wait(WAIT_S):
-            pass
-
-
-class Worker(_Receiver):
-    """A thread that receives messages and calls the handler."""
-
-    def __init__(
-        self,
-        handling: Handling,
-        subscribed: Subscribed,
-        tokens: Tokens,
-        name: str,
-        stopping: threading.Event,
-    ) -> None:
-        super().__init__(name, handling, subscribed, stopping)
-        self._listener, self._unfinished = handling.listener, handling.unfinished
-        self._handler = handling.listener.handler
-        self._tokens = tokens
-        self._handles_all = handling.handles_all
-
-    @property
-    def running(self) -> bool:
-        """True during a call of the handler."""
-        return bool(self._tally.in_progress)
-
-    def _receive(self, consumer: Any) -> None:
         # This loop costs each message time, so everything that it calls is looked up once.
-        stopped, receive, now_ms = (
-            self._stopping.is_set,
-            consumer.receive,
-            self._handling.clock.now_ms,
-        )
-        topic, subscription = self._listener.business_topic, self._listener.subscription
-        tally, handle, timeout = self._tally, self._handle_one, pulsar.Timeout
-        unfinished, most = self._unfinished, self._unfinished.most
+        stopped, receive = self._stopping.is_set, consumer.receive
+        now_ms, unfinished = self._handling.clock.now_ms, self._handling.unfinished
+        listener = self._handling.listener
+        topic, subscription = listener.business_topic, listener.subscription
+        tally, handle, timeout, most = self.tally, self._handle, pulsar.Timeout, unfinished.most
         while not stopped():
             try:
-                raw = receive(RECEIVE_MS)
+                raw = receive(_RECEIVE_MS)
             except timeout:
-                if not self._idle(consumer):
+                self.subscribed.check(consumer)
+                if self.subscribed.get() is not consumer:
                     return
                 continue
             tally.received += 1
-            handle(ReceivedMessage(raw, topic, subscription, now_ms()), consumer)
-            if unfinished.count >= most:
-                self._wait_for_room()
+            handle(ReceivedMessage(raw, topic, subscription, now_ms()), consumer, self)
+            while unfinished.count >= most and not self._stopping.wait(_WAIT_S):
+                pass
 
-    def _handle_one(self, message: ReceivedMessage, consumer: Any) -> None:
-        """Handle one message, and acknowledge it or leave it to the unfinished ones."""
+
+class RunningListener:
+    """A listener that receives messages in threads; a subclass handles them.
+
+    Args:
+        subscribe: functions that return a new consumer, given its number: of new messages, and of
+            retried copies.
+    """
+
+    def __init__(self, handling: Handling, subscribe: Sequence[Callable[[int], Any]]) -> None:
+        self.handling = handling
+        self.stopping = threading.Event()
+        self.threads: list[Receiver] = []
+        self._sources: list[Subscribed] = []
+        # A call of the handler takes one, and puts it back. (In C: it costs each message time.)
+        self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
+        listener = handling.listener
+        for _ in range(listener.concurrency):
+            self._tokens.put(None)
+        # Coroutines wait in the loop.
+        threads = 1 if listener.is_coroutine else listener.concurrency
+        for opened, what in zip(subscribe, ("messages", "retries"), strict=False):
+            sources = [
+                Subscribed(partial(opened, number), f"{what} of {listener}", self.stopping)
+                for number in range(listener.consumers)
+            ]
+            self._sources += sources
+            self.threads += [
+                Receiver(self, index, sources[index % len(sources)]) for index in range(threads)
+            ]
+
+    def handle(self, message: ReceivedMessage, consumer: Any, receiver: Receiver) -> None:
+        """Handle a message, or let it be handled; if the listener stops, leave it."""
+        raise NotImplementedError
+
+    def _take_token(self) -> bool:
+        """Wait for a token; return False, for a message to leave, if the listener stops before."""
         while True:
             try:
-                self._tokens.get(timeout=WAIT_S)
-                break
+                self._tokens.get(timeout=_WAIT_S)
             except queue.Empty:
-                if self._stopping.is_set():
-                    return  # the message stays unacknowledged
-        handles_all = self._handles_all
-        verdict: Verdict | None = Verdict.HANDLE
-        failure: BaseException | None = None
+                if self.stopping.is_set():
+                    return False
+            else:
+                return True
+
+    @property
+    def running(self) -> int:
+        """Number of running calls of the handler."""
+        return sum(receiver.tally.in_progress for receiver in self.threads)
+
+    def start(self) -> None:
+        """Subscribe, and start the threads."""
+        for source in self._sources:
+            source.start()
+        for thread in self.threads:
+            thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """True while all threads run."""
+        return all(thread.is_alive() for thread in self.threads)
+
+    @property
+    def ready(self) -> bool:
+        """True while all consumers are subscribed and connected."""
+        return all(source.ready for source in self._sources)
+
+    def stop(self) -> None:
+        """Receive no more messages."""
+        self.stopping.set()
+
+    def join(self, until_s: float) -> bool:
+        """Wait for running handlers, but for one that makes this call; return True if all ended."""
+        here = threading.get_ident()
+        started = [thread for thread in self.threads if thread.ident not in (None, here)]
+        for thread in started:
+            thread.join(left_s(until_s))
+        return not any(thread.is_alive() for thread in started)
+
+    def close(self) -> None:
+        """Cancel what still runs, if it can be cancelled, and close the consumers."""
+        # While the broker hangs, each close takes the client 30 s, and so does an opening before
+        # it. A second close at the same moment, such as one by the client, may never return.
+        closing = BackgroundWork()
+        for source in self._sources:
+            closing.start(source.close)
+        closing.join()
+
+
+class ThreadedListener(RunningListener):
+    """A listener whose threads call its handler."""
+
+    def handle(self, message: ReceivedMessage, consumer: Any, receiver: Receiver) -> None:
+        """Handle a message, and acknowledge it or leave it to the unfinished ones."""
+        if not self._take_token():
+            return
+        handles_all, tally = self.handling.handles_all, receiver.tally
+        verdict, failure = Verdict.HANDLE, None
         try:
             if not handles_all:
-                verdict = self._begin(message)
+                while (verdict := self.handling.begin(message)) is Verdict.WAIT:
+                    # Another thread is handling a message with the same ID.
+                    if self.stopping.wait(_WAIT_S):
+                        return
             if verdict is Verdict.HANDLE:
-                failure = self._call(message)
+                failure = self._call(message, tally)
         except BaseException as error:  # of the filter, or of the function for IDs
             failure = error
         finally:
             self._tokens.put(None)
         if handles_all and failure is None:
-            self._tally.handled += 1
+            tally.handled += 1
             consumer.acknowledge(message.raw)
-        elif verdict is not None:
-            self._handling.settle(verdict, failure, message, consumer, self._tally)
+        else:
+            self.handling.settle(verdict, failure, message, consumer, tally)
 
-    def _begin(self, message: ReceivedMessage) -> Verdict | None:
-        """Return the next step for a message; None if the listener stops before it is known."""
-        verdict = self._handling.begin(message)
-        while verdict is Verdict.WAIT:
-            # Another thread is handling a message with the same ID.
-            if self._stopping.wait(WAIT_S):
-                return None
-            verdict = self._handling.begin(message)
-        return verdict
-
-    def _call(self, message: ReceivedMessage) -> BaseException | None:
+    def _call(self, message: ReceivedMessage, tally: ListenerCounts) -> BaseException | None:
         """Call the handler, and return its error; None if it succeeded."""
-        tally = self._tally
         tally.in_progress = 1
-        start_s = perf_counter()
+        start_s = time.perf_counter()
         try:
-            returned = self._handler(message)
+            returned = self.handling.listener.handler(message)
             if returned is not None:
                 refuse_awaitable(returned)
         except BaseException as error:
             return error
         finally:
-            tally.took(perf_counter() - start_s)
+            tally.took(time.perf_counter() - start_s)
             tally.in_progress = 0
         return None
-
-
-class ThreadedListener(ReceivingThreads):
-    """The threads of one listener, which call its handler."""
-
-    def __init__(self, handling: Handling, subscribe: Subscribe) -> None:
-        super().__init__(handling)
-        listener = handling.listener
-        tokens: Tokens = queue.SimpleQueue()
-        for _ in range(listener.concurrency):
-            tokens.put(None)
-        self._workers = [
-            Worker(
-                handling,
-                sources[index % len(sources)],
-                tokens,
-                f"{listener.name}-{index}",
-                self.stopping,
-            )
-            for sources in self.consumers(subscribe, listener.consumers)
-            for index in range(listener.concurrency)
-        ]
-        self.threads += self._workers
-
-    @property
-    def running(self) -> int:
-        """Number of running calls of the handler."""
-        return sum(worker.running for worker in self._workers)
-
-
-log = logging.getLogger(__name__)
 
 
 class LoopThread:
@@ -244,103 +351,63 @@ class LoopThread:
 
 
 class _Call(NamedTuple):
-    """The message of one call of the handler, and its consumer."""
+    """The message of one call of the handler, and where it comes from."""
 
     message: ReceivedMessage
-    feeder: Feeder
     consumer: Any
+    receiver: Receiver
 
 
-class Feeder(_Receiver):
-    """A thread that receives messages for the loop."""
+class LoopListener(RunningListener):
+    """A listener whose handler is called in tasks of an event loop."""
 
     def __init__(
         self,
         handling: Handling,
-        subscribed: Subscribed,
-        calls: LoopListener,
-        stopping: threading.Event,
+        subscribe: Sequence[Callable[[int], Any]],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(handling.listener.name, handling, subscribed, stopping)
-        self._calls = calls
-        #: Consumer that failed in the loop, and the error.
-        self.failure: tuple[Any, BaseException] | None = None
-
-    def _receive(self, consumer: Any) -> None:
-        """Pass the messages of a consumer to the loop, until it is replaced."""
-        while not self._stopping.is_set():
-            failure, self.failure = self.failure, None
-            if failure is not None:
-                self._subscribed.fail(*failure)
-            try:
-                raw = consumer.receive(RECEIVE_MS)
-            except pulsar.Timeout:
-                if not self._idle(consumer):
-                    return
-                continue
-            self._tally.received += 1
-            if not self._calls.put(_Call(self._handling.received(raw), self, consumer)):
-                return  # stopping: the message stays unacknowledged
-            self._wait_for_room()
-
-
-class LoopListener(ReceivingThreads):
-    """The calls of one listener as tasks of an event loop, and the threads that receive for them.
-
-    Attributes:
-        running: number of calls of the handler that run, or wait for those of their key.
-    """
-
-    def __init__(
-        self, handling: Handling, subscribe: Subscribe, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        super().__init__(handling)
+        super().__init__(handling, subscribe)
         self._loop = loop
-        self._tally = handling.listener.stats.tally()
-        self._slots = threading.Semaphore(handling.listener.concurrency)
         self._inbox: deque[_Call] = deque()
         self._woken = False
         self._tasks: set[asyncio.Task[None]] = set()
         # By key: the calls that wait for the running one of this key.
         self._keys: dict[str, deque[_Call]] = {}
         self._changed = threading.Condition()
-        self.running = 0
-        self.threads += [
-            Feeder(handling, source, self, self.stopping)
-            for (source,) in self.consumers(subscribe, 1)
-        ]
+        self._running = 0
+
+    @property
+    def running(self) -> int:
+        """Number of calls of the handler that run, or wait for those of their key."""
+        return self._running
 
     def join(self, until_s: float) -> bool:
-        """Wait for running handlers; return True if all of them have ended."""
         ended = super().join(until_s)
         with self._changed:
-            self._changed.wait_for(lambda: not self.running, left_s(until_s))
-        return ended and not self.running
+            self._changed.wait_for(lambda: not self._running, left_s(until_s))
+        return ended and not self._running
 
     def close(self) -> None:
-        """Cancel what still runs, and close the consumers; its messages stay unacknowledged."""
-
         def cancel_all() -> None:
             for task in self._tasks:
                 task.cancel()
 
-        if self.running and not self._loop.is_closed():
+        if self._running and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(cancel_all)
         super().close()
 
-    def put(self, call: _Call) -> bool:
-        """Start a call as soon as there is room; return False if the listener stops before."""
-        while not self._slots.acquire(timeout=WAIT_S):
-            if self.stopping.is_set():
-                return False
+    def handle(self, message: ReceivedMessage, consumer: Any, receiver: Receiver) -> None:
+        """Start a call as soon as there is room."""
+        if not self._take_token():
+            return
         with self._changed:
-            self.running += 1
-        self._inbox.append(call)
+            self._running += 1
+        self._inbox.append(_Call(message, consumer, receiver))
         # One wake-up of the loop serves all messages that arrive until it has taken them.
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._take)
-        return True
 
     def _take(self) -> None:
         self._woken = False
@@ -371,7 +438,7 @@ class LoopListener(ReceivingThreads):
                     log.exception("%s: unexpected failure", self.handling.listener)
                 # The message is neither acknowledged nor among the unfinished ones. The broker
                 # delivers it again only to another consumer.
-                call.feeder.failure = call.consumer, error
+                in_background(partial(call.receiver.subscribed.fail, call.consumer, error))
             finally:
                 self._ended()
             waiting = self._keys.get(key)
@@ -386,31 +453,30 @@ class LoopListener(ReceivingThreads):
             self._ended()
 
     def _ended(self) -> None:
-        self._slots.release()
+        self._tokens.put(None)
         with self._changed:
-            self.running -= 1
-            if not self.running:
+            self._running -= 1
+            if not self._running:
                 self._changed.notify_all()
 
     async def _handle(self, call: _Call) -> None:
         """Handle a message, and acknowledge it or leave it to the unfinished ones."""
-        handling, tally, (message, _, consumer) = self.handling, self._tally, call
+        message, consumer, receiver = call
         verdict, failure = Verdict.HANDLE, None
         try:
-            while (verdict := handling.begin(message)) is Verdict.WAIT:
+            while (verdict := self.handling.begin(message)) is Verdict.WAIT:
                 # Another task or thread is handling a message with the same ID.
-                await asyncio.sleep(WAIT_S)
+                await asyncio.sleep(_WAIT_S)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # of the filter, or of the function for IDs
             failure = error
         if failure is None and verdict is Verdict.HANDLE:
-            failure = await self._call(message)
-        handling.settle(verdict, failure, message, consumer, tally)
+            failure = await self._call(message, receiver.tally)
+        self.handling.settle(verdict, failure, message, consumer, receiver.tally)
 
-    async def _call(self, message: ReceivedMessage) -> BaseException | None:
+    async def _call(self, message: ReceivedMessage, tally: ListenerCounts) -> BaseException | None:
         """Call the handler, and return its error; None if it succeeded."""
-        tally = self._tally
         tally.in_progress += 1
         start_s = time.perf_counter()
         try:

@@ -24,6 +24,7 @@ from delaylevel.consumer.host import Handling, refuse_awaitable
 from delaylevel.consumer.listener import Listener
 from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.consumer.retry import Verdict
+from delaylevel.consumer.workers import RunningListener
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection.inspector import Inspector
 from delaylevel.inspection.rows import ORDER, row_columns, rows_of
@@ -51,7 +52,7 @@ Step = Generator[Coroutine[Any, Any, Any], Any, Any]
 Handled = Callable[[Listener, ReceivedMessage], object]
 
 
-class MemoryListener:
+class MemoryListener(RunningListener):
     """A listener whose handler is called when the clock is advanced.
 
     It is in ``running`` while it runs, and calls ``handled`` for each message that was handled.
@@ -64,13 +65,17 @@ class MemoryListener:
         running: list[MemoryListener],
         handled: Handled,
     ) -> None:
-        self.handling = handling
+        super().__init__(handling, [])
         self._subscribe = subscribe
         self._all = running
         self._handled = handled
         self._consumers: list[Any] = []
         self._tally = handling.listener.stats.tally()
-        self.running = 0
+
+    @property
+    def running(self) -> int:
+        """1 during a call of the handler."""
+        return self._tally.in_progress
 
     def start(self) -> None:
         self._consumers = [subscribe(0) for subscribe in self._subscribe]
@@ -87,9 +92,6 @@ class MemoryListener:
     def stop(self) -> None:
         if self in self._all:
             self._all.remove(self)
-
-    def join(self, until_s: float) -> bool:
-        return True  # no handler runs outside a step
 
     def close(self) -> None:
         consumers, self._consumers = self._consumers, []
@@ -125,13 +127,13 @@ class MemoryListener:
         except (Exception, SystemExit) as error:
             failure = error
         if failure is None and verdict is Verdict.HANDLE:
-            self.running = tally.in_progress = 1
+            tally.in_progress = 1
             start_s = time.perf_counter()
             try:
                 failure = yield from self._call(message)
             finally:
                 tally.took(time.perf_counter() - start_s)
-                self.running = tally.in_progress = 0
+                tally.in_progress = 0
             if failure is None:
                 self._handled(self.handling.listener, message)
         handling.settle(verdict, failure, message, consumer, tally)

@@ -132,7 +132,8 @@ def opened(world: RealWorld) -> Iterator[Open]:
     def make(topic: str = "orders", client: Any = None, **options: Any) -> HandledIds:
         store = options.pop("store", None) or TopicIdStore(timeout_s=20)
         deduplication = Deduplication(store=store, **options)
-        handled = deduplication.open(client or world.client(), world.topic(topic), "billing")
+        name = world.topic(topic)
+        handled = handled_ids.open_ids(deduplication, client or world.client(), name, "billing")
         made.append(handled)
         return handled
 

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delaylevel.consumer.handled_ids import LISTENER, SUFFIX, TopicIdStore, decode_ids, key_of
+from delaylevel.consumer.deduplication import TopicIdStore
+from delaylevel.consumer.handled_ids import LISTENER, SUFFIX, decode_ids, key_of
 from delaylevel.consumer.listener import Listener
 from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.dispatcher.journal.records import pack_message
@@ -84,10 +85,11 @@ class StrictRules:
 
     def expect_id(self, listener: Listener, message: ReceivedMessage) -> None:
         """Expect the ID of a message that was handled to be stored when it is acknowledged."""
-        if not isinstance(getattr(listener.deduplication, "store", None), TopicIdStore):
+        deduplication = listener.deduplication
+        if deduplication is None or not isinstance(deduplication.store, TopicIdStore):
             return
         topic = TopicName.parse(f"{listener.business_topic}-{listener.subscription}-{SUFFIX}")
-        by, at = listener.deduplication.by, message.message_id
+        by, at = deduplication.by, message.message_id
         key = key_of(message.identity if by is None else by(message))
         position = Position(at.ledger_id(), at.entry_id(), at.batch_index())
         place = (TopicName.parse(message.raw.topic_name()), listener.subscription, position)

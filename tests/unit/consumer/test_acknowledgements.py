@@ -15,7 +15,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.consumer import Backoff, ReceivedMessage
+from delaylevel.consumer import Backoff, Deduplication, ReceivedMessage
 from delaylevel.consumer import host as module
 from delaylevel.consumer.handled_ids import HandledIds
 from delaylevel.consumer.host import Handling, Unfinished
@@ -26,7 +26,8 @@ from support.fakes import HandClock
 from support.world import eventually
 
 TOPIC = "persistent://public/default/orders"
-PARK, BURY = (Decision(delay, "ValueError: no") for delay in (timedelta(minutes=1), None))
+ERROR = ValueError("no")
+PARK, BURY = (Decision(delay, "ValueError: no", ERROR) for delay in (timedelta(minutes=1), None))
 AWAY = ConnectionError("away")
 
 
@@ -96,7 +97,7 @@ class Scene:
         self.consumer: Any = Consumer()
         self.clock = HandClock()
         self.unfinished = Unfinished(self.listener, self.publisher, self.clock, threaded)
-        self.handled: HandledIds = HandledIds(None, 100, None)
+        self.handled: HandledIds = HandledIds(Deduplication(capacity=100))
         self.handling = Handling(self.listener, self.handled, self.unfinished, self.clock)
         self.tally = self.listener.stats.tally()
 
@@ -182,11 +183,11 @@ def test_the_broker_keeps_a_message_that_cannot_be_stored_elsewhere(
 
 def test_there_is_a_limit_to_unfinished_messages(scene: Scene) -> None:
     for _ in range(1000):
-        assert not scene.unfinished.full
+        assert scene.unfinished.count < scene.unfinished.most
         scene.fail()
-    assert scene.unfinished.full
+    assert scene.unfinished.count == scene.unfinished.most
     scene.work()
-    assert not scene.unfinished.full
+    assert scene.unfinished.count == 0
     assert len(scene.consumer.acknowledged) == 1000
 
 

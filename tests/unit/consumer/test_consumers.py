@@ -9,8 +9,8 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.consumer import host as module
-from delaylevel.consumer.host import ReceivingThreads, Subscribed
+from delaylevel.consumer import workers as module
+from delaylevel.consumer.workers import RunningListener, Subscribed
 
 
 class FakeConsumer:
@@ -27,7 +27,7 @@ class FakeConsumer:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.001)
 
 
 def subscribed(*errors: Exception) -> Subscribed:
@@ -81,9 +81,9 @@ def test_consumers_are_closed_together_as_each_may_wait_for_a_broker_that_hangs(
         def close(self) -> None:
             closed.append(meeting.wait(4))
 
-    handling: Any = SimpleNamespace(listener="billing")
-    listener = ReceivingThreads(handling)
-    listener.consumers([lambda _: Hanging(), lambda _: Hanging()], 2)
+    billing = SimpleNamespace(is_coroutine=False, concurrency=0, consumers=2)
+    handling: Any = SimpleNamespace(listener=billing)
+    listener = RunningListener(handling, [lambda _: Hanging(), lambda _: Hanging()])
     listener.start()
     listener.close()
     assert sorted(closed) == [0, 1, 2, 3]

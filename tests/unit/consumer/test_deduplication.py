@@ -19,7 +19,7 @@ from delaylevel.consumer import (
     ReceivedMessage,
     TopicIdStore,
 )
-from delaylevel.consumer.handled_ids import key_of
+from delaylevel.consumer.handled_ids import key_of, open_ids
 from delaylevel.consumer.retry import Verdict
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
@@ -31,7 +31,7 @@ def message(id_: str = "a", **values: Any) -> Any:
 
 
 def opened(**options: Any) -> HandledIds:
-    return Deduplication(**options).open(None, "orders", "billing")
+    return open_ids(Deduplication(**options), None, "orders", "billing")
 
 
 def handle(handled: HandledIds, each: Any) -> bool:
@@ -114,8 +114,8 @@ def test_the_second_message_waits_for_the_first() -> None:
 
 def test_ids_that_a_topic_refuses_are_kept_as_far_as_they_are_remembered() -> None:
     with MemoryPulsar() as memory:
-        store = Deduplication(capacity=4, store=TopicIdStore())
-        handled = store.open(memory.client(), "orders", "billing")
+        options = Deduplication(capacity=4, store=TopicIdStore())
+        handled = open_ids(options, memory.client(), "orders", "billing")
         memory.admin.terminate(TopicName.parse("orders-billing-handled").partition(0))
         assert all(handle(handled, message(str(number))) for number in range(9))
         assert handled.unsaved == 4

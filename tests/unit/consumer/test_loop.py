@@ -12,7 +12,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.consumer import host, listeners
+from delaylevel.consumer import listeners, workers
 from delaylevel.consumer.host import Handling
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.workers import LoopListener, LoopThread
@@ -68,7 +68,7 @@ class Consumer:
 def test_a_failed_message_that_nobody_takes_over_is_delivered_again(
     thread: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "_SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(workers, "_FIRST_PAUSE_S", 0.001)
     opened: list[Consumer] = []
     taken_over = threading.Event()
 
@@ -85,7 +85,7 @@ def test_a_failed_message_that_nobody_takes_over_is_delivered_again(
         raise ValueError("no account")
 
     (listener,) = listeners_of(bill, "orders", None, {"subscription": "billing", "retry": False})
-    unfinished: Any = SimpleNamespace(full=False, add=take_over)
+    unfinished: Any = SimpleNamespace(count=0, most=1, add=take_over)
     handling = Handling(listener, None, unfinished, HandClock())
     running = LoopListener(handling, [subscribe], thread.loop)
     running.start()
@@ -98,6 +98,12 @@ def test_a_failed_message_that_nobody_takes_over_is_delivered_again(
     assert all(consumer.closed for consumer in opened)
 
 
+class Calling(workers.RunningListener):
+    """A listener whose handler runs."""
+
+    running = 1
+
+
 @pytest.mark.parametrize("in_loop", [False, True])
 def test_a_handler_may_close_what_calls_it(in_loop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def close() -> None:
@@ -106,8 +112,7 @@ def test_a_handler_may_close_what_calls_it(in_loop: bool, monkeypatch: pytest.Mo
 
     def start(listener: Any, client: Any, clock: Any, loop: Any) -> Any:
         handling: Any = SimpleNamespace(listener=listener, close=lambda until_s: None)
-        found: Any = host.ReceivingThreads(handling)
-        found.running = 1
+        found: Any = Calling(handling, [])
         if in_loop:
             loop.call_soon_threadsafe(close)
         else:
