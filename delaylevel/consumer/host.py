@@ -128,7 +128,12 @@ class Unfinished:
         worked = bool(failed or self._letters)
         self._park([each for each in failed if each.decision.delay is not None])
         if self._letters:
-            self._bury(self._letters.popleft())
+            letter, error = self._letters.popleft(), None
+            try:
+                self._publisher.bury(letter.message, letter.decision)
+            except Exception as refused:
+                error = refused
+            self._settle(letter, error)
         return worked
 
     def close(self, until_s: float) -> None:
@@ -188,14 +193,6 @@ class Unfinished:
                 self._letters.append(each)
             else:
                 self._settle(each, error)
-
-    def _bury(self, failed: _Failed) -> None:
-        error = None
-        try:
-            self._publisher.bury(failed.message, failed.decision)
-        except Exception as refused:
-            error = refused
-        self._settle(failed, error)
 
     def _settle(self, failed: _Failed, error: Exception | None) -> None:
         """Acknowledge a message that is stored elsewhere; let another wait for its next try."""
@@ -261,12 +258,6 @@ class Handling:
         self.clock = clock
         self._handled = handled
         self.handles_all = listener.condition is None and handled is None
-
-    def received(self, raw: Any) -> ReceivedMessage:
-        """Return a message of the client as its handler sees it."""
-        listener = self.listener
-        now_ms = self.clock.now_ms()
-        return ReceivedMessage(raw, listener.business_topic, listener.subscription, now_ms)
 
     def begin(self, message: ReceivedMessage) -> Verdict:
         """Decide about a received message; after ``WAIT``, ask again a moment later.

@@ -232,10 +232,16 @@ def _check_handler(handler: Any) -> bool:
         raise InvalidInputError("the handler has a yield, so a call runs nothing of it: remove it")
     if isinstance(handler, type):
         raise InvalidInputError("the handler is a class: give a function, or an object of it")
+    _check_signature(handler, "the handler")
+    return inspect.iscoroutinefunction(inner)
+
+
+def _check_signature(function: Any, what: str) -> None:
+    """Refuse a function that does not take one positional argument, the message."""
     try:
-        signature = inspect.signature(handler)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return False  # written in C
+        return  # written in C
     try:
         signature.bind(None)
     except TypeError:
@@ -243,10 +249,9 @@ def _check_handler(handler: Any) -> bool:
         if next(iter(signature.parameters), "") in ("self", "cls"):
             hint = "; register a method when its object exists: app.on(...)(thing.method)"
         raise InvalidInputError(
-            "the handler takes exactly one positional argument, the message, but this one is "
-            f"{name_of(handler)}{signature}{hint}"
+            f"{what} takes exactly one positional argument, the message, but this one is "
+            f"{name_of(function)}{signature}{hint}"
         ) from None
-    return inspect.iscoroutinefunction(inner)
 
 
 def _settings(options: dict[str, Any], is_coroutine: bool) -> dict[str, Any]:
@@ -334,15 +339,7 @@ def _condition(value: Any) -> Callable[[Any], Any] | None:
         return None
     if not callable(value) or inspect.iscoroutinefunction(value):
         raise InvalidInputError(f"filter is a function of the message, not {value!r}")
-    try:
-        inspect.signature(value).bind(None)
-    except TypeError:
-        raise InvalidInputError(
-            f"filter takes exactly one positional argument, the message, but this one is "
-            f"{name_of(value)}{inspect.signature(value)}"
-        ) from None
-    except ValueError:
-        pass  # written in C
+    _check_signature(value, "filter")
     checked: Callable[[Any], Any] = value
     return checked
 

@@ -50,19 +50,11 @@ Host = Callable[[Handling, list[Callable[[int], Any]]], RunningListener]
 _SMALLEST_QUEUE, _LARGEST_QUEUE = 100, 1000
 
 
-def host_of(client: Any) -> Host | None:
-    """Return the function of a client that creates running listeners; None for threads.
-
-    The in-memory Pulsar of tests has no threads: it calls the handlers when its clock moves.
-    """
-    host: Host | None = getattr(client, "_delaylevel_host", None)
-    return host
-
-
 def start_listener(
-    listener: Listener, client: Any, clock: Clock, loop: asyncio.AbstractEventLoop | None
+    app: Listeners, listener: Listener, loop: asyncio.AbstractEventLoop | None
 ) -> RunningListener:
     """Start a listener."""
+    client, clock, host = app.client, app.clock, app.host
     with ExitStack() as stack:
         publisher = RetryPublisher(client, listener.topic, listener.subscription)
         stack.callback(publisher.close)
@@ -75,7 +67,6 @@ def start_listener(
             topic, subscription = listener.business_topic, listener.subscription
             handled = open_ids(listener.deduplication, client, topic, subscription)
             stack.callback(handled.close)
-        host = host_of(client)
         unfinished = Unfinished(listener, publisher, clock, threaded=host is None)
         handling = Handling(listener, handled, unfinished, clock)
         # A listener without retries gets the dead letters that are replayed.
@@ -142,6 +133,8 @@ class Listeners:
         self.client = client
         self._stop_timeout = parse_delay(stop_timeout, "stop_timeout")
         self.clock: Clock = getattr(client, "_delaylevel_clock", None) or SystemClock()
+        # The in-memory Pulsar has no threads: it calls the handlers when its clock moves.
+        self.host: Host | None = getattr(client, "_delaylevel_host", None)
         self._listeners: list[Listener] = []
         self._started: list[RunningListener] = []
         self._loop: LoopThread | None = None
@@ -150,7 +143,6 @@ class Listeners:
         self._hurry = threading.Event()
         # Set by `from_config`; then the client is our own.
         self._config: ApplicationConfig | None = None
-        self._client_closed = False
 
     @classmethod
     def from_config(
@@ -268,7 +260,7 @@ class Listeners:
                         "choose another subscription"
                     )
         self._listeners += new
-        if host_of(self.client) is not None:
+        if self.host is not None:
             self._start_missing(None)
 
     # -- running
@@ -288,7 +280,7 @@ class Listeners:
             InvalidInputError: there is no listener, or a client that cannot be used.
             BrokerError, pulsar.PulsarException: a topic cannot be subscribed to or created.
         """
-        if host_of(self.client) is not None:
+        if self.host is not None:
             raise InvalidInputError(
                 "the in-memory Pulsar calls the handlers itself: advance its clock instead of "
                 "calling run()"
@@ -353,12 +345,11 @@ class Listeners:
         configured = {} if self._config is None else self._config.by_name
         for name in sorted(configured.keys() - {listener.name for listener in self._listeners}):
             log.warning("[listeners.%s] has no effect: there is no listener with this name", name)
-        hosted = host_of(self.client) is not None
-        if self._running and not hosted:
+        if self._running and self.host is None:
             raise InvalidInputError("these listeners run already: close them first")
         try:
             coroutines = any(listener.is_coroutine for listener in self._listeners)
-            if loop is None and coroutines and not hosted:
+            if loop is None and coroutines and self.host is None:
                 self._loop = LoopThread()
                 loop = self._loop.loop
             self._start_missing(loop)
@@ -371,7 +362,7 @@ class Listeners:
         """Start the listeners that do not run."""
         self._running = True
         for listener in self._listeners[len(self._started) :]:
-            running = start_listener(listener, self.client, self.clock, loop)
+            running = start_listener(self, listener, loop)
             self._started.append(running)  # a handler may have closed the others meanwhile
 
     def close(self) -> None:
@@ -401,9 +392,9 @@ class Listeners:
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.close(_soon_s())
-        if self._config is not None and not self._client_closed:
-            self._client_closed = True
-            self.client.close()
+        if self._config is not None:
+            with suppress(pulsar.AlreadyClosed):
+                self.client.close()
         self._stopping.clear()
         self._hurry.clear()
         self._running = False

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import pulsar
 
-from delaylevel.cluster.failures import close_quietly, error_name
+from delaylevel.cluster.failures import TRANSIENT_FAILURES, close_quietly, error_name
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.threads import BackgroundWork, in_background
 
@@ -42,18 +42,8 @@ _RECEIVE_MS = 500
 _WAIT_S = 0.05
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
-# Failures that may pass. With any other one, a listener does not start.
-_PASSING = (
-    pulsar.ConnectError,
-    pulsar.NotConnected,
-    pulsar.ServiceUnitNotReady,
-    pulsar.TooManyLookupRequestException,
-    pulsar.Timeout,
-    pulsar.Interrupted,
-    pulsar.ConsumerBusy,
-    pulsar.BrokerPersistenceError,
-    pulsar.UnknownError,
-)
+# With any other failure, a listener does not start.
+_PASSING = TRANSIENT_FAILURES - {"AlreadyClosed"} | {"ConsumerBusy"}
 # The client connects again by itself, unless something is wrong for good.
 _DISCONNECTED_S = 60.0
 
@@ -80,7 +70,9 @@ class Subscribed:
         """Open the consumer for the first time; leave it to :meth:`get` if the failure may pass."""
         try:
             self._consumer = self._subscribe()
-        except _PASSING as error:
+        except pulsar.PulsarException as error:
+            if error_name(error) not in _PASSING:
+                raise
             self._failed(error)
 
     def get(self) -> Any:
@@ -431,7 +423,8 @@ class LoopListener(RunningListener):
             try:
                 await self._handle(call)
             except asyncio.CancelledError:
-                self._drop(key)
+                for _ in self._keys.pop(key, ()):  # those that waited for it
+                    self._ended()
                 raise
             except Exception as error:
                 if not isinstance(error, pulsar.PulsarException):
@@ -446,11 +439,6 @@ class LoopListener(RunningListener):
                 self._keys.pop(key, None)
                 return
             call = waiting.popleft()
-
-    def _drop(self, key: str) -> None:
-        """Forget the calls that waited for a cancelled one."""
-        for _ in self._keys.pop(key, ()):
-            self._ended()
 
     def _ended(self) -> None:
         self._tokens.put(None)

@@ -105,12 +105,16 @@ class MemoryListener(RunningListener):
     def handle_all(self) -> Step:
         """Handle every message that is available now; return True if there was one."""
         worked = self._finish()
+        listener = self.handling.listener
+        topic, subscription = listener.business_topic, listener.subscription
         for consumer in self._consumers:
             while self.alive:
                 try:
-                    message = self.handling.received(consumer.receive(0))
+                    raw = consumer.receive(0)
                 except pulsar.Timeout:
                     break
+                now_ms = self.handling.clock.now_ms()
+                message = ReceivedMessage(raw, topic, subscription, now_ms)
                 worked = True
                 self._tally.received += 1
                 yield from self._take(message, consumer)

@@ -110,7 +110,7 @@ def test_a_handler_may_close_what_calls_it(in_loop: bool, monkeypatch: pytest.Mo
         eventually(app.health, "the start")
         app.close()
 
-    def start(listener: Any, client: Any, clock: Any, loop: Any) -> Any:
+    def start(app: Any, listener: Any, loop: Any) -> Any:
         handling: Any = SimpleNamespace(listener=listener, close=lambda until_s: None)
         found: Any = Calling(handling, [])
         if in_loop:
