@@ -100,7 +100,6 @@ class Mailbox:
 class Sent(Awaited):
     """Callback of one message for which a coroutine waits."""
 
-    in_event_loop = True
     __slots__ = ("_answer", "_lane", "_mailbox", "_message_id", "error", "future")
 
     def __init__(self, mailbox: Mailbox, lane: Lane) -> None:
@@ -159,7 +158,7 @@ class Lane:
             self._room = asyncio.Semaphore(partition.capacity)  # first come, first served
         # Those that wait for room, too.
         self._sent: dict[Sent, None] = {}
-        self._flushing = False
+        self._flushing: asyncio.Future[None] | None = None
         self._unflushed = False
         self._flushes = 0  # of the application, under way
 
@@ -169,13 +168,7 @@ class Lane:
         return bool(self._flushes or 0 < len(self._sent) <= _FEW_IN_FLIGHT)
 
     async def send(self, body: bytes, arguments: Mapping[str, Any]) -> Any:
-        """Publish a message, and return its ID.
-
-        Raises:
-            pulsar.asyncio.PulsarException: ``Timeout`` if the producer was not opened in time,
-                ``ProducerQueueIsFull``, the reason why the broker refuses the producer, or a
-                failure that the producer reports.
-        """
+        """Publish a message, and return its ID."""
         sent = Sent(self._mailbox, self)
         self._sent[sent] = None
         try:
@@ -221,25 +214,18 @@ class Lane:
         """Flush the messages of this step of the event loop, after a flush that is under way."""
         # A message alone would wait for a batch to fill, for `batching_max_publish_delay_ms`. While
         # many are in flight, batches fill, and a flush would only make them smaller.
-        if not self._partition.batches:
-            return
-        if self._flushing:
-            self._unflushed = True
-            return
-        self._flushing = True
-        asyncio.get_running_loop().call_soon(self._flush)
+        self._unflushed = True
+        if self._partition.batches and (self._flushing is None or self._flushing.done()):
+            self._flushing = asyncio.ensure_future(self._flush())
 
-    def _flush(self) -> None:
-        self._unflushed = False
-        flushed = asyncio.ensure_future(blocking(self._partition.flush))
-        flushed.add_done_callback(self._end_flush)
-
-    def _end_flush(self, flushed: asyncio.Future[None]) -> None:
-        if not flushed.cancelled():
-            flushed.exception()  # the sends report it
-        self._flushing = False
-        if self._unflushed and self.hurries:
-            self.flush_soon()
+    async def _flush(self) -> None:
+        while self._unflushed:
+            self._unflushed = False
+            with contextlib.suppress(Exception):  # the sends report it
+                await blocking(self._partition.flush)
+            await asyncio.sleep(0)
+            if not self.hurries:
+                return
 
 
 def _failed(result: Any, text: str | None = None) -> Exception:
@@ -255,14 +241,11 @@ async def wait_for_all(*calls: Awaitable[None]) -> None:
 
 
 async def blocking(call: Callable[[], None]) -> None:
-    """Make a blocking call of the client's core in a thread; raise errors of ``pulsar.asyncio``.
-
-    This is for flushing and closing. The client's own ``flush_async`` and ``close_async`` wait for
-    a lock while they hold Python's global lock. The client's thread takes these two in the other
-    order when the time of a batch is over: then the process hangs. The synchronous calls release
-    the global lock first. And when the asynchronous ``close`` of a client ends, the client's thread
-    still runs Python code. If the program ends then, one process in ten aborts.
-    """
+    """Make a blocking call of the client's core in a thread; raise errors of ``pulsar.asyncio``."""
+    # The client's own `flush_async` and `close_async` wait for a lock while they hold Python's
+    # global lock. The client's thread takes these two in the other order when the time of a batch
+    # is over: then the process hangs. And when the asynchronous `close` of a client ends, that
+    # thread still runs Python code: if the program ends then, one process in ten aborts.
 
     def guarded() -> None:
         with in_client:
@@ -508,10 +491,10 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
 
 async def _opened(business: Any, client: Any, setup: ProducerSetup) -> AsyncDelayLevelProducer:
     """Create the level topic if it is missing; return the producer with it."""
-    setup = await in_thread(partial(setup.created, schema_of(business)))
-    setup = setup._replace(reading=reading_client(client))
+    reading = reading_client(client)
+    setup = await in_thread(partial(setup.created, schema_of(business), reading))
     plain = plain_of(business, client)
-    return AsyncDelayLevelProducer(setup.reading.create_producer, plain, setup, business.send)
+    return AsyncDelayLevelProducer(reading.create_producer, plain, setup, business.send)
 
 
 def _with_arguments_of(

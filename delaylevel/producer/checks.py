@@ -21,11 +21,7 @@ from .client_calls import as_client_error
 
 
 class Message(NamedTuple):
-    """A message as an application gives it to ``send``, whose arguments the attributes are.
-
-    Attributes:
-        replaces: the ID of the message that this one is sent to replace.
-    """
+    """A message as an application gives it to ``send``, whose arguments the attributes are."""
 
     content: Any = None
     properties: Mapping[str, str] | None = None
@@ -40,7 +36,7 @@ class Message(NamedTuple):
     message_id: str | None = None
     expires_at: int | datetime | None = None
     expires_after: timedelta | None = None
-    replaces: str | None = None
+    replaces: str | None = None  # the ID of the message that this one replaces
 
     @property
     def not_parkable(self) -> dict[str, Any]:
@@ -100,13 +96,6 @@ class SizeLimit:
     each adds more. The client writes the properties of a batched message into the payload, to which
     the broker's limit applies. So the limit is for the uncompressed payload, keys and the
     application's properties together, less the level topic's reserve for everything else.
-
-    Args:
-        max_message_size: the broker's ``maxMessageSize``, in bytes.
-
-    Attributes:
-        reserve: bytes for what hops add, and for a payload that cannot be compressed.
-        bytes: the largest size of a message with its keys and application's properties.
     """
 
     def __init__(

@@ -262,9 +262,8 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             create_producer = super().create_producer
             business = create_producer(topic, **options)
             try:
-                schema = schema_of(business)
-                created = setup.created(schema)._replace(reading=self)
-                return DelayLevelProducer(create_producer, business, created)
+                setup = setup.created(schema_of(business), self)
+                return DelayLevelProducer(create_producer, business, setup)
             except BaseException:
                 close_quietly(business, "producer")
                 raise
@@ -346,22 +345,18 @@ def wrap(
         plain: Any = (
             super(DelayLevelClient, client) if isinstance(client, DelayLevelClient) else client
         )
-        setup = setup.created(schema_of(producer))._replace(reading=client)
+        setup = setup.created(schema_of(producer), client)
         return DelayLevelProducer(plain.create_producer, producer, setup)
 
 
 def wrap_request(
     create_producer: Any, arguments: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any], Callable[[Callable[[str], Any]], ProducerSetup]]:
-    """Return the business topic of a producer that is wrapped, its options, and its setup.
-
-    Args:
-        arguments: those of :func:`wrap`, by name.
+    """Return what the arguments of :func:`wrap` mean, by name.
 
     Returns:
-        The topic; the options that are known or given; and a function that finds the level topic,
-        or checks that it can be created. It waits for the broker, and takes the function that
-        returns the partitions of a topic.
+        The business topic; the options that are known or given; and :func:`.prepare` for them, of
+        the function that returns the partitions of a topic. It waits for the broker.
     """
     producer, client = arguments["producer"], arguments["client"]
     topic = TopicName.parse(producer.topic()).without_partition.full

@@ -63,10 +63,15 @@ def is_transient(result: Any) -> bool:
     return result.name not in pulsar.Result.__members__ or result.name in _TRANSIENT
 
 
+def name_of(result: Any) -> str:
+    """Return the client's name of a result; its Python module does not name all of them."""
+    named = result.name in pulsar.Result.__members__
+    return str(result.name) if named else f"Result {result.value}"
+
+
 def error_of(result: Any) -> Exception:
     """Return the exception that the client's blocking calls raise for a result."""
-    named = result.name in pulsar.Result.__members__
-    name = result.name if named else f"Result {result.value}"
+    name = name_of(result)
     error: Exception = getattr(pulsar, name, pulsar.PulsarException)(f"Pulsar error: {name}")
     return error
 
@@ -92,10 +97,7 @@ _RESULTS: tuple[tuple[type[Exception], pulsar.Result], ...] = (
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Raise every BrokerError of the block as an exception of the Pulsar client, too.
-
-    Handlers of ``pulsar.PulsarException`` and of ``pulsar.asyncio.PulsarException`` catch it.
-    """
+    """Raise every BrokerError of the block as an exception of the Pulsar client, too."""
     try:
         yield
     except BrokerError as error:
@@ -104,11 +106,7 @@ def client_errors() -> Iterator[None]:
 
 
 def as_client_error(error: DelayLevelErrorT, result: Any = None) -> DelayLevelErrorT:
-    """Make an error an exception of the Pulsar client, too, and return it.
-
-    Args:
-        result: the client's result that it stands for; by default, that of its class.
-    """
+    """Make an error an exception of the client, too, for a result or that of its class."""
     if not hasattr(error, "_client_result"):
         unknown = pulsar.Result.UnknownError
         if isinstance(error, ClientError):
@@ -164,20 +162,21 @@ Done = Callable[[Exception | None], None]
 Opened = Callable[[Any, Exception | None], None]
 
 
+def report_outcome(call: Callable[[], Any], done: Opened) -> None:
+    """Make a call, and report what it returns or its error."""
+    try:
+        found = call()
+    except Exception as error:
+        done(None, error)
+    else:
+        done(found, None)
+
+
 class Awaited:
-    """Callback of one message for which a thread or a coroutine waits.
+    """Callback of one message for which a thread or a coroutine waits."""
 
-    Attributes:
-        error: the exception to raise; None for the client's exception for the result.
-        in_event_loop: True if a coroutine waits.
-    """
-
-    in_event_loop = False
+    #: The exception to raise; None for the client's exception for the result.
     error: Exception | None = None
-
-    def __call__(self, result: Any, message_id: Any) -> None:
-        """Take the outcome."""
-        raise NotImplementedError
 
     def given(self) -> None:
         """Note that the client has the message, which waited for its producer."""
@@ -188,8 +187,8 @@ class Confirmation(Awaited):
     """Callback of one message for which a thread waits."""
 
     def __init__(self) -> None:
+        self.ended = False  # the outcome is known
         self._given = False
-        self._ended = False
         self._result: Any = None
         self._message_id: Any = None
         # Reentrant and written in C: callbacks of the client's threads use it.
@@ -197,27 +196,21 @@ class Confirmation(Awaited):
 
     def __call__(self, result: Any, message_id: Any) -> None:
         self._result, self._message_id = result, message_id
-        self._ended = True
+        self.ended = True
         self._wakes.put(None)
 
-    @property
-    def ended(self) -> bool:
-        """True once the outcome is known."""
-        return self._ended
-
     def given(self) -> None:
-        """Note that the client has the message."""
         self._given = True
         self._wakes.put(None)
 
     def wait_until_given(self) -> None:
         """Wait until the client has the message, or its outcome is known."""
-        while not (self._given or self._ended):
+        while not (self._given or self.ended):
             self._wakes.get()
 
     def message_id(self) -> Any:
         """Return the message ID once the message is stored; raise the error if it is not."""
-        while not self._ended:
+        while not self.ended:
             self._wakes.get()
         if self._result != pulsar.Result.Ok:
             raise self.error or error_of(self._result)
@@ -225,29 +218,23 @@ class Confirmation(Awaited):
 
 
 class PartitionOpener:
-    """Opening of producers through a client's ``create_producer``.
-
-    A real client opens without a thread. A client that was extended by the application gets a
-    thread, because its ``create_producer`` may do more. A client without the C++ core, such as the
-    in-memory one, has nothing to wait for and is called directly.
-
-    Attributes:
-        start: runner of the slow work that belongs to an opening.
-    """
+    """Opening of producers through a client's ``create_producer``."""
 
     def __init__(self, create_producer: Callable[..., Any]) -> None:
         self._create_producer = create_producer
-        client = getattr(create_producer, "__self__", None)
-        self._client: Any = client
-        real = has_core(client)
-        own = getattr(create_producer, "__func__", None) is CREATE_PRODUCER
-        self._native = real and own
+        self._client: Any = getattr(create_producer, "__self__", None)
+        real = has_core(self._client)
+        # A real client opens without a thread, unless the application has extended it: then its
+        # `create_producer` may do more.
+        self._native = real and getattr(create_producer, "__func__", None) is CREATE_PRODUCER
+        #: Runner of slow work. A client in memory has nothing to wait for.
         self.start: Starter = in_thread if real else at_once
 
     def open(self, topic: str, settings: dict[str, Any], done: Opened) -> None:
         """Open a producer; ``done`` is called in any thread, maybe before this returns."""
         if not self._native:
-            self.start(partial(self._open_blocking, topic, settings, done))
+            call = partial(self._create_producer, topic, **settings)
+            self.start(partial(report_outcome, call, done))
             return
 
         def opened(result: Any, producer: Any) -> None:
@@ -261,20 +248,11 @@ class PartitionOpener:
         except Exception as error:
             done(None, error)
 
-    def _open_blocking(self, topic: str, settings: dict[str, Any], done: Opened) -> None:
-        try:
-            producer = self._create_producer(topic, **settings)
-        except Exception as error:
-            done(None, error)
-        else:
-            done(producer, None)
-
 
 class _InClient:
     """Guard of the calls that background threads make into the client; a context manager.
 
-    If Python exits while such a thread is inside the client, the process aborts. So the exit waits
-    for those inside, and keeps later ones out for ever.
+    The exit waits for those inside, and keeps later ones out for ever.
     """
 
     def __init__(self) -> None:
@@ -326,19 +304,13 @@ def ignore(_: Exception | None) -> None:
 
 
 def run_all(calls: Sequence[Callable[[Done], None]]) -> Exception | None:
-    """Run calls at the same time, wait for all, and return the first error in their order."""
-    ended = threading.Semaphore(0)
-    errors: list[Exception | None] = [None] * len(calls)
-
-    def done(index: int, error: Exception | None) -> None:
-        errors[index] = error
-        ended.release()
-
-    for index, call in enumerate(calls):
-        call(partial(done, index))
-    for _ in calls:
-        ended.acquire()
-    return next((error for error in errors if error is not None), None)
+    """Run calls at the same time, wait for all, and return an error, if there was one."""
+    # Reentrant and written in C: the client's threads put the outcomes.
+    outcomes: SimpleQueue[Exception | None] = SimpleQueue()
+    for call in calls:
+        call(outcomes.put)
+    ended = [outcomes.get() for _ in calls]
+    return next(filter(None, ended), None)
 
 
 def first_error(calls: Iterable[Callable[[], Any]]) -> Exception | None:
@@ -372,38 +344,28 @@ _LEAVE_S = 0.02
 class OutstandingWork(Protocol):
     """Messages that the client may still call back for, or that are not given to it yet."""
 
-    def is_outstanding(self) -> bool:
-        """Return True while there are such messages."""
-        ...
+    def is_outstanding(self) -> bool: ...
 
 
 class UnclosedProducer(Protocol):
     """A producer that the application may not close."""
 
-    def closes(self) -> list[Callable[[Done], None]]:
-        """Return functions that start to close the client's producers."""
-        ...
+    def closes(self) -> list[Callable[[Done], None]]: ...
 
 
 class Exit:
-    """All that must be finished before Python shuts down; nothing is kept alive for it.
-
-    Attributes:
-        works: what it waits for.
-    """
+    """All that must be finished before Python shuts down; nothing is kept alive for it."""
 
     def __init__(self) -> None:
         self._callbacks = False
+        #: What it waits for.
         self.works: weakref.WeakSet[OutstandingWork] = weakref.WeakSet()
         self._producers: weakref.WeakSet[UnclosedProducer] = weakref.WeakSet()
 
     def close(self, producer: UnclosedProducer) -> None:
-        """Let the exit close this producer if waiting does not help.
-
-        The client's threads may be in callbacks from then on.
-        """
+        """Let the exit close this producer if waiting does not help."""
         self._producers.add(producer)
-        self._callbacks = True
+        self._callbacks = True  # the client's threads may be in some from now on
 
     def finish(self) -> None:
         """Wait for outstanding work, and close producers if it takes too long."""

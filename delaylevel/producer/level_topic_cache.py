@@ -32,29 +32,31 @@ _REFUSED_EVERY_S = 1.0
 
 
 class LevelTopicCache:
-    """Routing by a cached description of the level topic.
+    """Routing by a cached description of the level topic; several threads may use it.
 
     The description is read again when a delay is refused as too long, and in the background every
     minute while delayed messages are sent. A changed description is used only if it extends the
-    current one. Several threads may use the cache.
+    current one.
 
     Args:
+        route_by: function that returns the routing by a description.
         describe: function that reads the description again; None without admin access.
     """
 
     def __init__(
         self,
-        routing: Routing,
+        route_by: Callable[[LevelTopicDescription], Routing],
+        description: LevelTopicDescription,
         describe: Describe | None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.routing = routing
+        self.routing = route_by(description)
+        self._route_by = route_by
         self._describe = describe
         self._now_s = now_s
         self._lock = threading.Lock()
         self._read_s = now_s()
-        self._refreshing = False
-        self._warning = RepeatedWarning(log, f"level topic {routing.description.topic}", now_s)
+        self._warning = RepeatedWarning(log, f"level topic {description.topic}", now_s)
 
     def routed(self, rule: Callable[[Routing], T]) -> T:
         """Return what a function finds with the routing; errors are those of it."""
@@ -70,13 +72,13 @@ class LevelTopicCache:
         """Read the description in a background thread if the last read is long ago."""
         if self._describe is None or self._now_s() - self._read_s < REFRESH_EVERY_S:
             return
-        if not self._refreshing:
-            self._refreshing = True
-            name = "delaylevel-refresh"
-            try:
-                threading.Thread(target=self._refresh_once, name=name, daemon=True).start()
-            except RuntimeError:  # there can be no thread now; the next message tries again
-                self._refreshing = False
+        if not self._lock.acquire(blocking=False):
+            return  # somebody reads it now
+        name = "delaylevel-refresh"
+        try:
+            threading.Thread(target=self._refresh_once, name=name, daemon=True).start()
+        except RuntimeError:  # there can be no thread now; the next message tries again
+            self._lock.release()
 
     def refresh_after_refusal(self) -> bool:
         """Read the description unless that was just done; return True if the routing changed."""
@@ -89,15 +91,9 @@ class LevelTopicCache:
             return self._refresh()
 
     def check_exists(self) -> None:
-        """Check that the level topic exists as it is known, before a producer for it is created.
-
-        Without admin access, nothing is checked.
-
-        Raises:
-            LevelTopicError: the level topic was deleted, or also created again as another one. A
-                producer would create a partition again that does not belong to it, without a
-                subscription, and the broker would delete the messages there.
-        """
+        """Raise LevelTopicError if the level topic was deleted, or replaced by another one."""
+        # A new producer would create a partition again that does not belong to it, without a
+        # subscription, and the broker would delete the messages there.
         if self._describe is None:
             return
         try:
@@ -122,12 +118,12 @@ class LevelTopicCache:
 
     def _refresh_once(self) -> None:
         try:
-            with self._lock:
-                self._refresh()
+            self._refresh()
         finally:
-            self._refreshing = False
+            self._lock.release()
 
     def _refresh(self) -> bool:
+        """Use the description if it extends the current one; return True if the routing changed."""
         assert self._describe is not None
         self._read_s = self._now_s()
         try:
@@ -139,10 +135,6 @@ class LevelTopicCache:
             self._warning.failed("it does not exist any more")
             return False
         self._warning.over()
-        return self._adopt(found)
-
-    def _adopt(self, found: LevelTopicDescription) -> bool:
-        """Use a description if it extends the current one; return True if the routing changed."""
         known = self.routing.description
         if not self._is_known(found):
             log.warning(
@@ -154,7 +146,7 @@ class LevelTopicCache:
         if known.accepts(found.levels):
             return False
         log.info("level topic %s was expanded: %s", known.topic, found.levels)
-        self.routing = self.routing.with_description(found)
+        self.routing = self._route_by(found)
         return True
 
     def _is_known(self, found: LevelTopicDescription) -> bool:

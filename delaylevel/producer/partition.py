@@ -51,6 +51,7 @@ from .client_calls import (
     in_client,
     interruptible,
     is_transient,
+    report_outcome,
     result_of,
 )
 
@@ -69,32 +70,12 @@ _PENDING, _TIMEOUT_MS = 1000, 30_000
 
 @dataclass(eq=False)
 class WaitingMessage:
-    """A message that was not given to the client yet; its callback is called once.
-
-    Attributes:
-        body: the encoded payload; None for a null value.
-        callback: as for ``pulsar.Producer.send_async``.
-        deadline_s: time at which it fails, in seconds of the partition's clock.
-    """
+    """A message that was not given to the client yet; its callback is called once."""
 
     body: bytes | None
     callback: Callable[[Any, Any], Any]
     arguments: Mapping[str, Any]
-    deadline_s: float = 0.0
-
-    def give(self, producer: Any) -> None:
-        """Give the message to the client.
-
-        The client's thread keeps Python's state from then on, unless an event loop waits.
-        """
-        callback = self.callback
-        awaited = callback if isinstance(callback, Awaited) else None
-        in_event_loop = awaited is not None and awaited.in_event_loop
-        if closing_core(producer) is not None and not in_event_loop:
-            callback = in_kept_state(producer, callback)
-        producer.send_async(self.body, callback, **self.arguments)
-        if awaited is not None:
-            awaited.given()
+    deadline_s: float = 0.0  # by time.monotonic()
 
     def end(self, error: Exception) -> None:
         """Call the callback for a message that is not sent; an error that it raises is logged."""
@@ -118,18 +99,10 @@ class PartitionProducer:
     """Producer of one level or window partition. Several threads may use it.
 
     Args:
-        opener: opens the producer for the topic.
         check: function that raises LevelTopicError if the level topic was deleted; it may be slow.
-            None without admin access.
         opened: function that is called with the producer once messages may go directly to it.
         closed: True to refuse every message.
         waits: False if callers are in an event loop: they never wait, also not for room.
-
-    Attributes:
-        given: number of messages that were given to the client here.
-        capacity: number of messages that may wait; 0 for any number.
-        blocks: True if a sender waits for room.
-        batches: True if the producer sends batches.
     """
 
     def __init__(
@@ -147,11 +120,12 @@ class PartitionProducer:
         self._settings = dict(settings)
         self._opener, self._check, self._opened = opener, check, opened
         self._waits = waits
+        #: Number of messages that may wait, 0 for any; and True if a sender waits for room.
         self.capacity: int = settings.get("max_pending_messages", _PENDING)
         self.blocks = bool(settings.get("block_if_queue_full"))
         self.batches = bool(settings.get("batching_enabled", True))
         self._timeout_s: float = settings.get("send_timeout_millis", _TIMEOUT_MS) / 1000
-        self.given = 0
+        self.given = 0  # to the client, here
         # Guards everything below. Neither the client nor a callback is called while it is held.
         self._changed = threading.Condition(threading.Lock())
         self._state = _Phase.CLOSED if closed else _Phase.IDLE
@@ -224,10 +198,7 @@ class PartitionProducer:
             producer.flush()
 
     def close_async(self, done: Done) -> None:
-        """Start to close the producer; its pending and waiting messages fail.
-
-        No message is stored after ``done`` was called.
-        """
+        """Start to close the producer; no message is stored after ``done`` was called."""
         producer = self.seal()
         if producer is None:
             done(None)
@@ -339,18 +310,9 @@ class PartitionProducer:
             # A producer would create a deleted topic again, without the subscription that keeps
             # what is stored there. The check has a thread of its own: if the admin interface hangs,
             # the messages must still have time for the producer.
-
-            def checked(done: Opened) -> None:
-                try:
-                    check()
-                except Exception as error:
-                    done(None, error)
-                else:
-                    done(None, None)
-
             patience_s = min(_CHECK_S, self._timeout_s / 2)
             _, error = self._perform(
-                lambda done: self._opener.start(partial(checked, done)), patience_s
+                lambda done: self._opener.start(partial(report_outcome, check, done)), patience_s
             )
             if error is not None or self._state is _Phase.CLOSED:
                 return None, error
@@ -364,10 +326,7 @@ class PartitionProducer:
     def _perform(
         self, begin: Callable[[Opened], None], patience_s: float = math.inf
     ) -> tuple[Any, Exception | None]:
-        """Return what a step reports, in any thread; neither if it takes too long, or at a close.
-
-        A producer that comes later is closed.
-        """
+        """Return what a step reports; neither if it takes too long, or at a close."""
         reports: list[tuple[Any, Exception | None]] = []
         waiting = True
 
@@ -432,9 +391,15 @@ class PartitionProducer:
                     self._changed.notify_all()
                     return
             for message in waiting:
+                callback = message.callback
+                # In an event loop, callbacks come too seldom for it.
+                if self._waits and closing_core(producer) is not None:
+                    callback = in_kept_state(producer, callback)
                 try:
                     with in_client:
-                        message.give(producer)
+                        producer.send_async(message.body, callback, **message.arguments)
+                        if isinstance(message.callback, Awaited):
+                            message.callback.given()
                 except Exception as error:
                     self._end([message], error)
                 else:

@@ -22,6 +22,7 @@ from .client_calls import (
     first_error,
     ignore,
     interruptible,
+    name_of,
     run_all,
 )
 from .routing import Route
@@ -83,10 +84,7 @@ class CallbacklessMessages:
         return self._outcomes() < self.number_sent()
 
     def wait(self, sent: int) -> None:
-        """Wait for the outcomes of some messages; call it after a flush.
-
-        An outcome that does not come in time counts as a timeout.
-        """
+        """Wait for the outcomes of some messages; what is missing then counts as a timeout."""
         # The client takes messages from its queue before it calls back. A flush in that moment
         # finds nothing to wait for.
         deadline = time.monotonic() + _PATIENCE_S
@@ -146,15 +144,10 @@ def _stored_key(stored: Any) -> Any:
 
 
 class _FailureKey:
-    """Dict key for one kind of failure, which counts how often it is found.
-
-    A dict compares keys only if their hashes are equal, and the hashes of two results differ. An
-    exception here would end the process, as in any callback of the client.
-    """
+    """Dict key for one kind of failure, which counts how often it is found."""
 
     def __init__(self, result: Any, add: Callable[[str], None]) -> None:
-        named = result.name in pulsar.Result.__members__
-        self._name: str = result.name if named else f"Result {result.value}"
+        self._name = name_of(result)
         self._hash = hash(result)
         self._add = add
 
@@ -162,6 +155,7 @@ class _FailureKey:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
+        # Only for an equal hash, so for this result. An exception would end the process.
         self._add(self._name)
         return True
 

@@ -67,14 +67,7 @@ def new_id() -> str:
 
 
 def replacement_id(old: Receipt, message_id: str | None, key: str | None) -> str:
-    """Return the ID of the message that replaces another one.
-
-    Args:
-        key: the key that is given for the new message; None for that of the old one.
-
-    Raises:
-        InvalidInputError: the new message would be a copy of the old one.
-    """
+    """Return the ID of a message that replaces another one; it must be no copy of that."""
     # Under the ID and key of the old message, the new one would be a copy of it. The two take
     # different ways, so that either can be the first in the window: whatever the dispatcher decides
     # about one of them, released or cancelled, it has decided about both.
@@ -108,8 +101,6 @@ def waiting_under(
 ) -> tuple[list[Receipt], list[Outcome]]:
     """Find what waits for a target under an application's ID, whatever its due time and key.
 
-    All parked messages are read, in the direction in which they move, so that none is missed.
-
     Returns:
         The receipts of messages that can be cancelled and are not yet; and outcomes for those that
         are held, and cannot be cancelled.
@@ -118,6 +109,7 @@ def waiting_under(
     found: list[Receipt] = []
     cancelled: set[CancelledName] = set()
     held: dict[CancelledName, Outcome] = {}
+    # In the direction in which messages move, so that none is missed.
     roles = (Role.LEVEL, Role.WINDOW, Role.HELD)
     now_ms = SystemClock().now_ms()
     stats = status(admin, description, now_ms, as_described=False, roles=roles)

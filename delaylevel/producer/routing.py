@@ -57,20 +57,12 @@ def check_not_expired(expires_ms: int, now_ms: int) -> None:
 
 
 class Route(NamedTuple):
-    """The destination of a message, and its properties there.
+    """The destination of a message, and its properties there."""
 
-    Attributes:
-        level: the level's index; ``BUSINESS`` (-1) for the business topic itself, ``WINDOW`` (-2)
-            for the window topic.
-        partition: the partition of the level or window topic; -1 for the business topic.
-        deliver_at_ms: time until which the broker itself delays the message, ms; None for no
-            delay.
-    """
-
-    level: int
-    partition: int
+    level: int  # the index; or BUSINESS, or WINDOW
+    partition: int  # -1 for the business topic
     properties: dict[str, str] | None
-    deliver_at_ms: int | None
+    deliver_at_ms: int | None  # until then, the broker itself delays the message
 
     @property
     def parked(self) -> bool:
@@ -79,13 +71,7 @@ class Route(NamedTuple):
 
 
 class Routing:
-    """The routing rule of one producer, for one state of the level topic.
-
-    Args:
-        schema: the schema of the payloads; None for plain bytes.
-        compression: the name of the compression of the producer; None without one.
-        max_message_size: the broker's ``maxMessageSize``, in bytes.
-    """
+    """The routing rule of one producer, for one state of the level topic."""
 
     def __init__(
         self,
@@ -103,7 +89,6 @@ class Routing:
         self._schema = schema
         self._clock = clock
         self._compression = compression
-        self._max_message_size = max_message_size
         self.size_limit = SizeLimit(description, max_message_size)
         self._largest = self.size_limit.bytes
         self._router = Router(description.levels)
@@ -159,11 +144,7 @@ class Routing:
         return self._parked(decision, parked, now_ms, window)
 
     def route_cancellation(self, wanted: Receipt) -> Route:
-        """Route a cancellation as its message, but never to the business topic.
-
-        Raises:
-            InvalidInputError: the ID is one that a hop has made, and the place is not given.
-        """
+        """Route a cancellation as its message, but never to the business topic."""
         # A message that was sent without an ID is named only together with the place where it was
         # found: without a key, only that tells the window partition.
         due_ms, message_id = wanted.due_ms, wanted.id
@@ -190,15 +171,14 @@ class Routing:
         application: Mapping[str, str],
         message_id: str,
         partition_key: str,
-        expires_ms: int = 0,
+        expires_ms: int,
     ) -> Route:
         """Route the encoded payload of a parked message with a new due time, in its stead.
 
         Args:
-            original: envelope of the parked message.
-            application: its properties without ours.
-            expires_ms: its expiry, ms since the epoch; 0 for one as long after its due time as
-                that of the parked message. A message that is due now does not expire then.
+            application: the properties of the parked message without ours.
+            expires_ms: 0 for as long after the due time as that of the parked message, or never if
+                it is due now.
         """
         # It goes to the window even if it is due, because only the dispatcher can publish an
         # encoded payload under its schema.
@@ -243,12 +223,7 @@ class Routing:
         ordering_key: str | None = None,
         size: int = 0,
     ) -> tuple[int, int, dict[str, str]] | None:
-        """Route a message as :meth:`route` does, if it is parked and needs no special treatment.
-
-        Returns:
-            Level, partition and properties of the :class:`Route`; None if :meth:`route` must
-            decide, or if the message may be too large to be parked.
-        """
+        """Return level, partition and properties as :meth:`route`; None if that must decide."""
         # Nearly every message takes this path, so it avoids calls and intermediate objects.
         if not self._by_service or size > self._largest:
             return None
@@ -295,17 +270,6 @@ class Routing:
         if self._window:
             return WINDOW, self._window_partition(partition_key, message_id), own
         return None
-
-    def with_description(self, description: LevelTopicDescription) -> Routing:
-        """Return the routing by another description of the level topic."""
-        return Routing(
-            description,
-            self._target,
-            self._schema,
-            self._clock,
-            self._compression,
-            self._max_message_size,
-        )
 
     def topic_of(self, route: Route) -> str:
         """Return the full name of the partition for a parked message."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace as replaced
 from datetime import datetime, timedelta
@@ -39,6 +39,7 @@ from .client_calls import (
     client_errors,
     close_async,
     in_client,
+    interruptible,
 )
 from .level_topic_cache import LevelTopicCache
 from .partition import PartitionProducer
@@ -78,13 +79,11 @@ def blocking(
     @functools.wraps(call)
     def waiting(producer: Any, *args: P.args, **kwargs: P.kwargs) -> T:
         steps = call(producer, *args, **kwargs)
-        try:
-            steps.send(None)
-        except StopIteration as ended:
-            return ended.value  # type: ignore[no-any-return]
-        except KeyboardInterrupt as interrupt:
-            # As the client's blocking calls.
-            raise pulsar.Interrupted("Pulsar error: ResultInterrupted") from interrupt
+        with interruptible():
+            try:
+                steps.send(None)
+            except StopIteration as ended:
+                return ended.value  # type: ignore[no-any-return]
         raise AssertionError("a step of a producer for threads has not waited")
 
     return waiting  # type: ignore[return-value]  # the name of its first argument
@@ -110,15 +109,15 @@ class BaseProducer:
         self._opener = PartitionOpener(create_producer)
         self._business = business
         self._schema = setup.schema if setup.schema is not None else schema_of(business)
-        routing = Routing(
-            setup.description,
-            setup.target,
-            setup.reference or reference_to(self._schema),
-            setup.clock,
-            compression_name(setup.level_settings.get("compression_type")),
+        route_by = partial(
+            Routing,
+            target=setup.target,
+            schema=setup.reference or reference_to(self._schema),
+            clock=setup.clock,
+            compression=compression_name(setup.level_settings.get("compression_type")),
             max_message_size=setup.max_message_size,
         )
-        self._cache = LevelTopicCache(routing, setup.describe)
+        self._cache = LevelTopicCache(route_by, setup.description, setup.describe)
         self._check = None if setup.describe is None else client_errors()(self._cache.check_exists)
         self._target = setup.target
         self._clock = setup.clock
@@ -126,7 +125,7 @@ class BaseProducer:
         self._own_admin = setup.own_admin
         self._reading = setup.reading
         self._settings = setup.level_settings
-        self._window_settings = setup.window_settings or setup.level_settings
+        self._window_settings = setup.window_settings
         # Guards the partitions.
         self._lock = threading.Lock()
         self._parked: dict[tuple[int, int], PartitionProducer] = {}
@@ -335,24 +334,34 @@ class BaseProducer:
         """Raise an error if messages cannot be cancelled."""
         check_cancellable(self.description, has_admin=self._admin is not None)
 
-    async def _cancellation(self, wanted: Receipt) -> Route:
-        """Return the route of a cancellation."""
-        return await self._routed(lambda routing: routing.route_cancellation(wanted))
-
     def _outcomes(self) -> Outcomes:
         assert self._admin is not None
         return Outcomes(self._reading, self._admin, self.description, in_client)
 
-    async def _end_of_outcomes(self, timeout_s: float) -> Position | str:
-        """Find the end of the outcomes, before a cancellation is sent.
-
-        Returns:
-            The end; or the reason why no outcome can come, empty if nobody waits.
-        """
-        try:
-            return await self._waiting(self._outcomes().end) if timeout_s else ""
-        except LevelTopicError as error:
-            return str(error)
+    async def _replace(
+        self,
+        wanted: Sequence[Receipt],
+        timeout_s: float,
+        store: Callable[[], Awaitable[Receipt]] | None = None,
+    ) -> tuple[Receipt | None, list[Outcome]]:
+        """Cancel messages, once their replacement is stored, if any; wait for the outcomes."""
+        routes = [
+            await self._routed(partial(Routing.route_cancellation, wanted=each)) for each in wanted
+        ]
+        # The end of the outcomes before a cancellation is sent; or the reason why none can come,
+        # empty if nobody waits.
+        start: Position | str = ""
+        if timeout_s and not all(each.sent_directly for each in wanted):
+            try:
+                start = await self._waiting(self._outcomes().end)
+            except LevelTopicError as error:
+                start = str(error)
+        new = None if store is None else await store()
+        outcomes = [
+            await self._cancel(each, route, start, timeout_s, new)
+            for each, route in zip(wanted, routes, strict=True)
+        ]
+        return new, outcomes
 
     async def _cancel(
         self,
@@ -360,9 +369,11 @@ class BaseProducer:
         route: Route,
         start: Position | str,
         timeout_s: float,
-        new: Receipt | None = None,
+        new: Receipt | None,
     ) -> Outcome:
-        """Send a cancellation, perhaps for a ``new`` message instead; wait for its outcome."""
+        """Send a cancellation, and wait for its outcome."""
+        if wanted.sent_directly:
+            return too_late(wanted)
         with explained(wanted, new):
             await self._park(route, PAYLOAD, self._arguments(route, wanted.key or None))
         if isinstance(start, str):
@@ -518,13 +529,11 @@ class Scheduling(BaseProducer):
             assert message_id is not None
             reading, admin, target = self._reading, self._admin, self._target
             find = partial(waiting_under, reading, admin, self.description, target, message_id)
-            found, outcomes = await self._waiting(find)
-            routes = [await self._cancellation(old) for old in found]
-            start = await self._end_of_outcomes(timeout_s)
-            new = await self._store(message)
-            for old, route in zip(found, routes, strict=True):
-                outcomes.append(await self._cancel(old, route, start, timeout_s, new))
-        return replaced(new, replaced=tuple(outcomes))
+            found, held = await self._waiting(find)
+            store = partial(self._store, message)
+            new, outcomes = await self._replace(found, timeout_s, store)
+        assert new is not None
+        return replaced(new, replaced=(*held, *outcomes))
 
     async def cancel(
         self,
@@ -565,10 +574,8 @@ class Scheduling(BaseProducer):
         self._check_open()
         with self._errors():
             self._check_cancellable()
-            if wanted.sent_directly:
-                return too_late(wanted)
-            start = await self._end_of_outcomes(timeout_s)
-            return await self._cancel(wanted, await self._cancellation(wanted), start, timeout_s)
+            _, (outcome,) = await self._replace([wanted], timeout_s)
+        return outcome
 
     async def reschedule(
         self,
@@ -626,33 +633,27 @@ class Scheduling(BaseProducer):
         due_ms = due_time_ms(deliver_at, deliver_after, now_ms) or now_ms
         expires_ms = expiry_ms(expires_at, expires_after, due_ms)
         check_not_expired(expires_ms, now_ms)
-        given = content is not None
-        if not given:
+        if content is None:
             check_read_back(wanted, properties, partition_key, ordering_key, event_timestamp)
+            store = partial(self._store_again, wanted, due_ms, own_id, expires_ms)
+        else:
+            message = Message(
+                content,
+                properties,
+                (wanted.key or None) if partition_key is None else partition_key,
+                ordering_key,
+                event_timestamp=event_timestamp,
+                deliver_at=due_ms,
+                message_id=own_id,
+                expires_at=expires_ms or None,
+                replaces=wanted.id,
+            )
+            store = partial(self._store, message)
         with self._errors():
             self._check_cancellable()
-            route = await self._cancellation(wanted)
-            start = await self._end_of_outcomes(timeout_s)
-            if given:
-                new = await self._store(
-                    Message(
-                        content,
-                        properties,
-                        (wanted.key or None) if partition_key is None else partition_key,
-                        ordering_key,
-                        event_timestamp=event_timestamp,
-                        deliver_at=due_ms,
-                        message_id=own_id,
-                        expires_at=expires_ms or None,
-                        replaces=wanted.id,
-                    )
-                )
-            else:
-                new = await self._store_again(wanted, due_ms, own_id, expires_ms)
-            if wanted.sent_directly:
-                return Rescheduled(new, too_late(wanted))
-            outcome = await self._cancel(wanted, route, start, timeout_s, new)
-            return Rescheduled(new, outcome)
+            new, (outcome,) = await self._replace([wanted], timeout_s, store)
+        assert new is not None
+        return Rescheduled(new, outcome)
 
     async def fire_now(
         self,

@@ -65,10 +65,7 @@ _looked: set[tuple[int, str]] = set()
 def warn_if_undelivered(
     admin: TopicAdmin, target: str, description: LevelTopicDescription
 ) -> threading.Thread | None:
-    """Look in a thread if something delivers the messages of a level topic; warn in the log if not.
-
-    That happens once in a process. If the admin interface fails, there is no warning.
-    """
+    """Look once, in a thread, if something delivers a level topic's messages; log it if not."""
     key = (os.getpid(), description.topic)
     if key in _looked:
         return None
@@ -96,11 +93,7 @@ def _look(admin: TopicAdmin, target: str, description: LevelTopicDescription) ->
 def found_by_counts(
     partitions_of: Callable[[str], Sequence[str]], description: LevelTopicDescription
 ) -> LevelTopicDescription:
-    """Return a level topic with its number of window partitions, if those of its levels are right.
-
-    Args:
-        partitions_of: function that returns the partitions of a topic, as the Pulsar client does.
-    """
+    """Return a level topic with its number of window partitions; check those of its levels."""
 
     def count(topic: str) -> int:
         try:
@@ -174,17 +167,14 @@ def given_options(
     return {name: bound.arguments[name] for name in list(bound.arguments)[2:]}
 
 
-def level_producer_settings(
+def producer_settings(
     options: Mapping[str, Any], description: LevelTopicDescription
-) -> tuple[dict[str, Any], str | None]:
-    """Return the arguments for level producers, and a warning for the application or None."""
+) -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    """Return the arguments for producers of levels and of the window, and a warning or None."""
     settings: dict[str, Any] = {name: options[name] for name in _KEPT if name in options}
     settings |= compression_settings(compression_name(options.get("compression_type")))
     settings |= OWN_SEQUENCE_SETTINGS
-    # The broker delays the messages of a Function's levels one by one, so they are not batched.
-    settings["batching_enabled"] = description.mover is Mover.SERVICE and bool(
-        options.get("batching_enabled", True)
-    )
+    settings["batching_enabled"] = bool(options.get("batching_enabled", True))
     settings["batching_max_messages"] = min(
         int(options.get("batching_max_messages", 1000)), LARGEST_BATCH
     )
@@ -207,15 +197,10 @@ def level_producer_settings(
             "lead can be handed off late"
         )
     settings["send_timeout_millis"] = timeout_ms
-    return settings, warning
-
-
-def window_producer_settings(
-    level_settings: Mapping[str, Any], options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments for producers of the window topic, derived from those of the levels."""
-    # The broker delays nothing in the window topic, so batches are possible with a Function, too.
-    return {**level_settings, "batching_enabled": bool(options.get("batching_enabled", True))}
+    if description.mover is Mover.SERVICE:
+        return settings, settings, warning
+    # The broker delays the messages of a Function's levels one by one, so they are not batched.
+    return {**settings, "batching_enabled": False}, settings, warning
 
 
 StrategyArgument = Levels | PartitionStrategy | Sequence[PartitionStrategy] | None
@@ -226,9 +211,6 @@ class ProducerSetup(NamedTuple):
 
     Attributes:
         describe: function that reads the description again; None without admin access.
-        max_message_size: the broker's ``maxMessageSize``, in bytes.
-        window_settings: arguments for the producers of the window topic; None for those of the
-            levels.
         missing: True if the level topic does not exist yet.
         reference: the schema of the payloads, once the business topic is open; None for bytes.
         reading: a ``pulsar.Client`` for readers, which only blocks threads that call it.
@@ -238,11 +220,11 @@ class ProducerSetup(NamedTuple):
     description: LevelTopicDescription
     target: str
     level_settings: Mapping[str, Any]
+    window_settings: Mapping[str, Any]
     clock: Clock
     describe: Describe | None
     warning: str | None
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
-    window_settings: Mapping[str, Any] | None = None
     missing: bool = False
     reference: SchemaRef | None = None
     admin: TopicAdmin | None = None
@@ -250,7 +232,7 @@ class ProducerSetup(NamedTuple):
     schema: Any = None
     own_admin: Admin | None = None
 
-    def created(self, schema: Any) -> ProducerSetup:
+    def created(self, schema: Any, reading: Any) -> ProducerSetup:
         """Create the level topic if it is missing; return the setup with its description."""
         # The application's own producer is opened first: if the broker refuses that, nothing is
         # left behind, and its schema is registered.
@@ -272,15 +254,12 @@ class ProducerSetup(NamedTuple):
         if isinstance(admin, Admin):
             warn_if_undelivered(admin, self.target, description)
         return self._replace(
-            description=description, missing=False, reference=reference, schema=schema
+            description=description, reference=reference, schema=schema, reading=reading
         )
 
 
 class LevelTopicChoice(NamedTuple):
-    """The level topic that an application wants for a producer.
-
-    The attributes are the arguments of :meth:`~delaylevel.DelayLevelClient.create_producer`.
-    """
+    """Arguments of ``create_producer`` that choose the level topic."""
 
     delay_level_topic: str | None = None
     delay_level_namespace: str | None = None
@@ -305,9 +284,7 @@ def prepare(
     clock: Clock,
     choice: LevelTopicChoice,
 ) -> ProducerSetup:
-    """Find the level topic of a producer, or check that it can be created; derive the settings.
-
-    Nothing is created or changed on the broker: :meth:`ProducerSetup.created` does that.
+    """Find the level topic of a producer, or check that it can be created; change nothing.
 
     Args:
         options: arguments of ``pulsar.Client.create_producer`` that were given, by name.
@@ -348,8 +325,7 @@ def prepare(
         mover=Mover(choice.mover),
         final_window=FinalWindow(choice.final_window),
     )
-    describe = None
-    missing = False
+    describe, missing = None, False
     if admin is None:
         description = found_by_counts(partitions_of, wanted)
     else:
@@ -358,18 +334,18 @@ def prepare(
         found = _found(admin, wanted, target, configured, choice.create_level_topic)
         description, missing = found or wanted, found is None
         describe = partial(registry.find, admin, description.topic)
-    settings, warning = level_producer_settings(options, description)
+    settings, window_settings, warning = producer_settings(options, description)
     if admin is not None and missing:
         registry.check_creatable(admin, wanted)
     return ProducerSetup(
         description,
         target,
         settings,
+        window_settings,
         clock,
         describe,
         warning,
-        choice.max_message_size,
-        window_producer_settings(settings, options),
+        size,
         missing,
         admin=admin,
     )

@@ -23,7 +23,7 @@ from delaylevel.cluster.threads import HostLoop
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer.setup import level_producer_settings
+from delaylevel.producer.setup import producer_settings
 from support.proxy import Proxy
 from support.world import RealWorld, eventually, quiet_client, stored_messages
 
@@ -168,7 +168,7 @@ def test_nothing_is_dropped_after_a_connection_lost_before_the_first_confirmatio
         if host == "mover":
             producer = open_producer(client, topic.full, BULK_SETTINGS)
         else:
-            settings, _ = level_producer_settings({}, description)
+            settings, _, _ = producer_settings({}, description)
             producer = client.create_producer(topic.full, **settings)
         proxy.cut()
         eventually(lambda: not producer.is_connected(), "the end of the connection")

@@ -141,7 +141,9 @@ class Door:
         self.business = OpenedProducer()
         described = fakes.describe(30, targets=(ORDERS,))
         settings = {"batching_enabled": True, **settings}
-        self.setup = ProducerSetup(described, ORDERS, settings, ManualClock(), describe, None)
+        self.setup = ProducerSetup(
+            described, ORDERS, settings, settings, ManualClock(), describe, None
+        )
 
 
 class ThreadDoor(Door):

@@ -27,7 +27,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.checks import Message, SizeLimit
 from delaylevel.producer.level_topic_cache import LevelTopicCache
 from delaylevel.producer.routing import WINDOW, Routing
-from delaylevel.producer.setup import level_producer_settings, window_producer_settings
+from delaylevel.producer.setup import producer_settings
 from delaylevel.testing import ManualClock
 from delaylevel.topics import registry
 from support.scripted_http import Answer, Server, reply, scripted
@@ -108,13 +108,15 @@ def _replacement_answer(case: Case) -> Any:
     """Read a description again, and tell which one is used from then on."""
     known = _described_as(case["known"])
     times = itertools.count(0.0, 61.0)
-    routing = Routing(known, known.targets[0], None, ManualClock(0))
     (found,) = (each for each in VECTORS["descriptions"] if each["name"] == case["found"])
 
     def describe() -> LevelTopicDescription | None:
         return LevelTopicDescription.from_properties(known.topic, found["properties"])
 
-    cache = LevelTopicCache(routing, describe, now_s=lambda: next(times))
+    def route_by(level_topic: LevelTopicDescription) -> Routing:
+        return Routing(level_topic, known.targets[0], None, ManualClock(0))
+
+    cache = LevelTopicCache(route_by, known, describe, now_s=lambda: next(times))
     return "found" if cache.refresh_after_refusal() else "known"
 
 
@@ -269,8 +271,7 @@ _PYTHON_NAMES = {"send_timeout_ms": "send_timeout_millis"}
 def _setting_answer(case: Case) -> Any:
     options = {_PYTHON_NAMES.get(name, name): value for name, value in case["options"].items()}
     description = _described_as(case["level_topic"])
-    settings, warning = level_producer_settings(options, description)
-    window = window_producer_settings(settings, options)
+    settings, window, warning = producer_settings(options, description)
     return {
         "batched": settings["batching_enabled"],
         "batched_in_window": window["batching_enabled"],

@@ -101,7 +101,6 @@ def test_the_fast_path_gives_the_same_route_or_none(
 ) -> None:
     described = routing(overflow, final_window=window, mover=mover).description
     routes = Routing(described, described.targets[0], schema, ManualClock(T0), compression)
-    routes = routes.with_description(described)
     arguments = (moment.get("deliver_at"), moment.get("deliver_after"), own, message_id, key)
     message = Message(b"", own, key, message_id=message_id, **moment)
     before = None if own is None else dict(own)
@@ -204,8 +203,13 @@ class Looks:
         self.now_s = 0.0
         self.at: list[float] = []
         self._described = described
-        routing = Routing(KNOWN, KNOWN.targets[0], None, ManualClock(1_800_000_000_000))
-        self.cache = LevelTopicCache(routing, self._look, lambda: self.now_s)
+        clock = ManualClock(1_800_000_000_000)
+        self.cache = LevelTopicCache(
+            lambda found: Routing(found, found.targets[0], None, clock),
+            KNOWN,
+            self._look,
+            lambda: self.now_s,
+        )
 
     def _look(self) -> LevelTopicDescription:
         self.at.append(self.now_s)
