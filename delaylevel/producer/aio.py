@@ -100,12 +100,11 @@ class Mailbox:
 class Sent(Awaited):
     """Callback of one message for which a coroutine waits."""
 
-    __slots__ = ("_answer", "_lane", "_mailbox", "_message_id", "error", "future")
+    __slots__ = ("_answer", "_lane", "_message_id", "error", "future")
 
-    def __init__(self, mailbox: Mailbox, lane: Lane) -> None:
+    def __init__(self, lane: Lane) -> None:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.error: Exception | None = None
-        self._mailbox = mailbox
         self._lane = lane
         self._answer: Any = None
         self._message_id: Any = None
@@ -113,12 +112,12 @@ class Sent(Awaited):
     def __call__(self, result: Any, message_id: Any) -> None:
         """Take the outcome; called in a thread of the client, or in the one that opens."""
         self._answer, self._message_id = result, message_id
-        self._mailbox.put(self)
+        self._lane.mailbox.put(self)
 
     def given(self) -> None:
         """Let a message that waited for its producer not wait for its batch."""
         if self._lane.hurries:
-            self._mailbox.call(self._lane.flush_soon)
+            self._lane.mailbox.call(self._lane.flush_soon)
 
     def end(self) -> None:
         """Give the outcome to the coroutine, and room to another message."""
@@ -152,7 +151,7 @@ class Lane:
 
     def __init__(self, partition: PartitionProducer, mailbox: Mailbox) -> None:
         self._partition = partition
-        self._mailbox = mailbox
+        self.mailbox = mailbox
         self._room: asyncio.Semaphore | None = None
         if partition.blocks and partition.capacity > 0:
             self._room = asyncio.Semaphore(partition.capacity)  # first come, first served
@@ -169,7 +168,7 @@ class Lane:
 
     async def send(self, body: bytes, arguments: Mapping[str, Any]) -> Any:
         """Publish a message, and return its ID."""
-        sent = Sent(self._mailbox, self)
+        sent = Sent(self)
         self._sent[sent] = None
         try:
             if self._room is not None:
@@ -251,10 +250,8 @@ async def blocking(call: Callable[[], None]) -> None:
         with in_client:
             call()
 
-    try:
+    with asyncio_errors():
         await in_thread(guarded)
-    except pulsar.PulsarException as error:
-        raise _failed(result_of(error), str(error)) from None
 
 
 #: The calls that run in threads now.

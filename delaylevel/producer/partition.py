@@ -392,7 +392,7 @@ class PartitionProducer:
                     return
             for message in waiting:
                 callback = message.callback
-                # In an event loop, callbacks come too seldom for it.
+                # The client's thread keeps Python's state from then on, but not for an event loop.
                 if self._waits and closing_core(producer) is not None:
                     callback = in_kept_state(producer, callback)
                 try:

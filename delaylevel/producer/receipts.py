@@ -178,12 +178,12 @@ def check_read_back(receipt: Receipt, *given: object) -> None:
 
 
 def wanted_message(
-    receipt: Receipt | str | None,
-    message_id: str | None,
-    deliver_at: int | datetime | None,
-    partition_key: str | None,
     target: str,
     level_topic: str,
+    receipt: Receipt | str | None,
+    message_id: str | None = None,
+    deliver_at: int | datetime | None = None,
+    partition_key: str | None = None,
 ) -> Receipt:
     """Return the receipt of the message that a call names, by receipt, its text or an ID."""
     if receipt is None:

@@ -21,10 +21,9 @@ from pulsar.schema import BytesSchema
 
 from delaylevel.cluster.client_parts.cores import producer_core, schema_of
 from delaylevel.cluster.publisher import compression_name
-from delaylevel.cluster.schemas import reference_to
 from delaylevel.errors import BrokerError, LevelTopicError
 from delaylevel.model.due_time import due_time_ms, expiry_ms
-from delaylevel.model.envelope import DUE, Envelope, application_properties, check_id
+from delaylevel.model.envelope import DUE, ID, Envelope, application_properties, check_id
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.outcome import PAYLOAD, Outcome, Receipt, Rescheduled, place_of
@@ -108,24 +107,18 @@ class BaseProducer:
     ) -> None:
         self._opener = PartitionOpener(create_producer)
         self._business = business
-        self._schema = setup.schema if setup.schema is not None else schema_of(business)
+        self._setup = setup
+        self._schema = schema_of(business)
         route_by = partial(
             Routing,
             target=setup.target,
-            schema=setup.reference or reference_to(self._schema),
+            schema=setup.reference,
             clock=setup.clock,
             compression=compression_name(setup.level_settings.get("compression_type")),
             max_message_size=setup.max_message_size,
         )
         self._cache = LevelTopicCache(route_by, setup.description, setup.describe)
         self._check = None if setup.describe is None else client_errors()(self._cache.check_exists)
-        self._target = setup.target
-        self._clock = setup.clock
-        self._admin = setup.admin
-        self._own_admin = setup.own_admin
-        self._reading = setup.reading
-        self._settings = setup.level_settings
-        self._window_settings = setup.window_settings
         # Guards the partitions.
         self._lock = threading.Lock()
         self._parked: dict[tuple[int, int], PartitionProducer] = {}
@@ -198,8 +191,8 @@ class BaseProducer:
 
     def _close_admin(self) -> None:
         """Close the connections of the admin interface, if it is the producer's own."""
-        if self._own_admin is not None:
-            self._own_admin.close()
+        if self._setup.own_admin is not None:
+            self._setup.own_admin.close()
 
     def _prepared(self, routing: Routing, message: Message) -> tuple[Route, Any, dict[str, Any]]:
         """Return the route of a message, its body for this route, and its other arguments."""
@@ -233,7 +226,8 @@ class BaseProducer:
                 if not self._sealed and core is not None:
                     self._sends[key] = core.send_async
 
-        settings = self._window_settings if route.level == WINDOW else self._settings
+        setup = self._setup
+        settings = setup.window_settings if route.level == WINDOW else setup.level_settings
         return PartitionProducer(
             self._cache.routing.topic_of(route),
             {"schema": BytesSchema(), **settings},
@@ -258,17 +252,15 @@ class BaseProducer:
         """Call a function that routes, with a description that is new enough."""
         return self._cache.routed(rule)
 
-    async def _send(self, message: Message) -> tuple[Route, int, Any]:
-        """Send a message, and return its route, due time (ms since the epoch) and message ID."""
+    async def _send(self, message: Message) -> tuple[Route, Any]:
+        """Send a message, and return its route and message ID."""
         self._check_open()
         check_arguments(self._schema, message)
         route, body, arguments = await self._routed(lambda each: self._prepared(each, message))
         # From here to the client, an event loop takes no other step: messages keep the order of
         # their sends, and close() finds each.
-        due = (route.properties or {}).get(DUE)
-        due_ms = self._clock.now_ms() if due is None else int(due)
         send = partial(self._park, route) if route.parked else self._send_straight
-        return route, due_ms, await send(body, arguments)
+        return route, await send(body, arguments)
 
     async def _send_straight(self, content: Any, arguments: dict[str, Any]) -> Any:
         """Send a message to the business topic, and return its ID."""
@@ -280,9 +272,8 @@ class BaseProducer:
 
     async def _store(self, message: Message) -> Receipt:
         """Send a message that has an ID, and return its receipt once it is stored."""
-        route, due_ms, stored = await self._send(message)
-        assert message.message_id is not None
-        return self._receipt(message.message_id, due_ms, message.partition_key, route, stored)
+        route, stored = await self._send(message)
+        return self._receipt(message.partition_key, route, stored)
 
     async def _store_again(
         self, old: Receipt, due_ms: int, message_id: str, expires_ms: int
@@ -291,7 +282,7 @@ class BaseProducer:
 
         def find() -> tuple[ParkedMessage, Envelope]:
             self._cache.check_exists()  # or a reader would create the topic again
-            return read_back(self._reading, old)
+            return read_back(self._setup.reading, old)
 
         message, envelope = await self._waiting(find)
         application = application_properties(message.properties)
@@ -303,40 +294,29 @@ class BaseProducer:
         body, keys = message.value, (message.key or None, message.ordering_key or None)
         self._cache.routing.size_limit.check(body, route.properties, *keys)
         arguments = self._arguments(route, *keys, message.event_ms or None)
-        stored = await self._park(route, body, arguments)
-        return self._receipt(message_id, due_ms, message.key, route, stored)
+        return self._receipt(message.key, route, await self._park(route, body, arguments))
 
-    def _receipt(
-        self, message_id: str, due_ms: int, key: str | None, route: Route, stored: Any
-    ) -> Receipt:
-        """Return the receipt of a message that the client has stored, with its ID."""
-        topic = self._cache.routing.topic_of(route) if route.parked else self._target
+    def _receipt(self, key: str | None, route: Route, stored: Any) -> Receipt:
+        """Return the receipt of a message that the client has stored with an ID."""
+        target, properties = self._setup.target, route.properties
+        assert properties is not None
+        topic = self._cache.routing.topic_of(route) if route.parked else target
         if not route.parked and stored.partition() >= 0:
             topic += f"-partition-{stored.partition()}"
         place = ""  # a topic with deduplication may confirm without a position
         if stored.ledger_id() >= 0:
             place = place_of(topic, stored.ledger_id(), stored.entry_id())
-        level_topic, direct = self.description.topic, not route.parked
-        return Receipt(message_id, due_ms, self._target, level_topic, key or "", place, direct)
-
-    def _wanted(
-        self,
-        receipt: Receipt | str | None,
-        message_id: str | None = None,
-        deliver_at: int | datetime | None = None,
-        partition_key: str | None = None,
-    ) -> Receipt:
-        """Return the receipt of the message that a call names."""
-        given = (receipt, message_id, deliver_at, partition_key)
-        return wanted_message(*given, self._target, self.description.topic)
+        due_ms = int(properties.get(DUE) or self._setup.clock.now_ms())
+        own_id, level_topic, direct = properties[ID], self.description.topic, not route.parked
+        return Receipt(own_id, due_ms, target, level_topic, key or "", place, direct)
 
     def _check_cancellable(self) -> None:
         """Raise an error if messages cannot be cancelled."""
-        check_cancellable(self.description, has_admin=self._admin is not None)
+        check_cancellable(self.description, has_admin=self._setup.admin is not None)
 
     def _outcomes(self) -> Outcomes:
-        assert self._admin is not None
-        return Outcomes(self._reading, self._admin, self.description, in_client)
+        assert self._setup.admin is not None
+        return Outcomes(self._setup.reading, self._setup.admin, self.description, in_client)
 
     async def _replace(
         self,
@@ -525,10 +505,11 @@ class Scheduling(BaseProducer):
         self._check_open()
         with self._errors():
             self._check_cancellable()
-            assert self._admin is not None
+            setup = self._setup
+            assert setup.admin is not None
             assert message_id is not None
-            reading, admin, target = self._reading, self._admin, self._target
-            find = partial(waiting_under, reading, admin, self.description, target, message_id)
+            where = setup.reading, setup.admin, self.description, setup.target
+            find = partial(waiting_under, *where, message_id)
             found, held = await self._waiting(find)
             store = partial(self._store, message)
             new, outcomes = await self._replace(found, timeout_s, store)
@@ -569,7 +550,8 @@ class Scheduling(BaseProducer):
                 ``pulsar.PulsarException`` of the failure.
             pulsar.PulsarException: the outcomes topic cannot be read; nothing was sent.
         """
-        wanted = self._wanted(receipt, message_id, deliver_at, partition_key)
+        topics = self._setup.target, self.description.topic
+        wanted = wanted_message(*topics, receipt, message_id, deliver_at, partition_key)
         timeout_s = seconds_of(timeout)
         self._check_open()
         with self._errors():
@@ -624,12 +606,12 @@ class Scheduling(BaseProducer):
             As :meth:`schedule` and :meth:`cancel`; then the new message is not stored, unless the
                 broker only did not confirm it, and the old message is not cancelled.
         """
-        wanted = self._wanted(receipt)
+        wanted = wanted_message(self._setup.target, self.description.topic, receipt)
         timeout_s = seconds_of(timeout)
         own_id = replacement_id(wanted, message_id, partition_key)
         self._check_open()
         check_scheduled(deliver_at, deliver_after)
-        now_ms = self._clock.now_ms()
+        now_ms = self._setup.clock.now_ms()
         due_ms = due_time_ms(deliver_at, deliver_after, now_ms) or now_ms
         expires_ms = expiry_ms(expires_at, expires_after, due_ms)
         check_not_expired(expires_ms, now_ms)
@@ -667,10 +649,9 @@ class Scheduling(BaseProducer):
         Args:
             receipt, content, timeout: as for :meth:`reschedule`.
         """
-        now_ms = self._clock.now_ms()
         # Not that of the producer's class, which may be the form for threads.
         again = partial(Scheduling.reschedule, self, receipt, content)
-        return await again(deliver_at=now_ms, timeout=timeout)
+        return await again(deliver_after=timedelta(0), timeout=timeout)
 
     async def outcome(self, receipt: Receipt | str) -> Outcome | None:
         """Return the decision about a cancelled message; None if there is none (any more).
@@ -684,7 +665,7 @@ class Scheduling(BaseProducer):
             LevelTopicError: the outcomes topic does not exist.
             As :meth:`cancel`.
         """
-        wanted = self._wanted(receipt)
+        wanted = wanted_message(self._setup.target, self.description.topic, receipt)
         self._check_open()
         with self._errors():
             self._check_cancellable()

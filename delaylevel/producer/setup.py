@@ -229,7 +229,6 @@ class ProducerSetup(NamedTuple):
     reference: SchemaRef | None = None
     admin: TopicAdmin | None = None
     reading: Any = None
-    schema: Any = None
     own_admin: Admin | None = None
 
     def created(self, schema: Any, reading: Any) -> ProducerSetup:
@@ -253,9 +252,7 @@ class ProducerSetup(NamedTuple):
         # In the in-memory Pulsar, movers and dispatchers run only while a test lets time pass.
         if isinstance(admin, Admin):
             warn_if_undelivered(admin, self.target, description)
-        return self._replace(
-            description=description, reference=reference, schema=schema, reading=reading
-        )
+        return self._replace(description=description, reference=reference, reading=reading)
 
 
 class LevelTopicChoice(NamedTuple):

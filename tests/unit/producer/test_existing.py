@@ -78,9 +78,9 @@ def test_options_are_those_of_level_producers(client: Any) -> None:
     options = {"compression_type": pulsar.CompressionType.LZ4, "max_pending_messages": 5}
     options |= {"batching_max_messages": 50, "properties": {"team": "a"}}
     producer = client.create_producer("orders")
-    settings = wrap(producer, client, **options)._settings
+    settings = wrap(producer, client, **options)._setup.level_settings
     assert settings.items() >= options.items()
-    assert wrap(producer, client)._settings["block_if_queue_full"] is True
+    assert wrap(producer, client)._setup.level_settings["block_if_queue_full"] is True
 
 
 def test_a_process_is_warned_once_of_what_is_assumed(client: Any) -> None:
