@@ -46,25 +46,15 @@ _HEADERS = (
 )
 
 
-class _RefusedRequest(Exception):  # noqa: N818 - an answer, not a failure
-    """A request that is answered with a status other than 200."""
-
-    def __init__(self, status: int, text: str, *headers: tuple[str, str]) -> None:
-        super().__init__(text)
-        self.status = status
-        self.headers = headers
-
-
 class WebApplication:
     """The endpoints of a process.
 
     Args:
-        metrics: function that returns the metrics, given the ``Accept`` header.
-        token: token of live queries and of the status page; empty for none. Without a token, only
-            clients on this machine may ask, and only if no other machine can reach the address.
-        actions: what a person may change; None for nothing.
-        action_token: token of actions, for everything else, too. Empty for none; then nobody may
-            act, on this machine either.
+        metrics: called with the ``Accept`` header.
+        token: token of live queries and of the status page. Without one, only clients on this
+            machine may ask, and only if no other machine can reach the address.
+        action_token: token of actions, and for everything else, too. Without one, nobody may act,
+            on this machine either.
     """
 
     def __init__(
@@ -103,18 +93,15 @@ class WebApplication:
             route = self._routes.get(request.path)
             if route is None:
                 text = f"there is no such page; there are {', '.join(self._routes)}"
-                raise _RefusedRequest(404, text)
+                raise QueryRefusedError(text, 404)
             methods = ("POST",) if route == self._act else ("GET", "HEAD")
             if request.method not in methods:
                 text = f"only {methods[0]} is supported here"
-                raise _RefusedRequest(405, text, ("Allow", ", ".join(methods)))
+                raise QueryRefusedError(text, 405, ("Allow", ", ".join(methods)))
             status, (kind, body) = route(request)
-        except (_RefusedRequest, QueryRefusedError) as error:
+        except QueryRefusedError as error:
             status, kind, body = error.status, _TEXT, f"{error}\n".encode()
-            if isinstance(error, _RefusedRequest):
-                extra = error.headers
-            elif status == 503:
-                extra = (("Retry-After", "1"),)
+            extra = (("Retry-After", "1"),) if status == 503 else error.headers
         return Response(status, body, (("Content-Type", kind), *_HEADERS, *extra))
 
     def _probe(self, checks: Sequence[ProbeCheck]) -> tuple[int, LiveAnswer]:
@@ -168,7 +155,7 @@ class WebApplication:
         assert self._actions is not None
         user = self._authorize_action(request)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
-            raise _RefusedRequest(415, f"the body has to be a form ({_FORM})")
+            raise QueryRefusedError(f"the body has to be a form ({_FORM})", 415)
         given = _parameters(request.body)
         parameters = {name: value for name, value in given.items() if value.strip()}
         action = request.path.rpartition("/")[2]
@@ -196,19 +183,19 @@ class WebApplication:
         # A browser sends a remembered password with every request, also one that a page of another
         # origin makes. So a password counts only if the browser names our own origin.
         if not self._action_token:
-            raise _RefusedRequest(
-                403,
+            raise QueryRefusedError(
                 f"actions need a token: set {ACTION_TOKEN_VARIABLE} in the environment of this "
                 "process",
+                403,
             )
         user, token, by_browser = _credentials_of(request)
         if not hmac.compare_digest(token, self._action_token):
             raise _unauthorized("actions", " actions")
         if by_browser and request.method == "POST" and not _is_same_origin(request):
-            raise _RefusedRequest(
-                403,
+            raise QueryRefusedError(
                 "a password counts only for a form of this page: send the token as bearer token, "
                 "or let the proxy keep the header Host",
+                403,
             )
         return user
 
@@ -223,14 +210,14 @@ class WebApplication:
         if not self._local:
             if self._action_token:
                 raise _unauthorized("live queries or of actions")
-            raise _RefusedRequest(
-                403,
+            raise QueryRefusedError(
                 f"live queries on {self._address} need a token: set {TOKEN_VARIABLE} in the "
                 "environment of this process, or let it listen on 127.0.0.1",
+                403,
             )
         if not is_loopback(_host_of(request)):
             # A page on the web whose name was made to point to this machine must not ask.
-            raise _RefusedRequest(403, "this process answers only under the name localhost")
+            raise QueryRefusedError("this process answers only under the name localhost", 403)
 
 
 def _host_of(request: Request) -> str:
@@ -265,10 +252,10 @@ def _is_same_origin(request: Request) -> bool:
     return bool(host) and origin.partition("://")[2] == host
 
 
-def _unauthorized(what: str, realm: str = "") -> _RefusedRequest:
-    return _RefusedRequest(
-        401,
+def _unauthorized(what: str, realm: str = "") -> QueryRefusedError:
+    return QueryRefusedError(
         f"this needs the token of {what}, as bearer token or as the password of any user",
+        401,
         ("WWW-Authenticate", f'Basic realm="delaylevel{realm}", charset="UTF-8"'),
     )
 
@@ -279,8 +266,8 @@ def _parameters(data: str | bytes) -> dict[str, str]:
         text = data if isinstance(data, str) else data.decode()
         pairs = parse_qsl(text, True, errors="strict", max_num_fields=32)
     except ValueError as error:
-        raise _RefusedRequest(400, f"the parameters cannot be read: {error}") from None
+        raise QueryRefusedError(f"the parameters cannot be read: {error}") from None
     parameters = dict(pairs)
     if len(parameters) < len(pairs):
-        raise _RefusedRequest(400, "a parameter is given twice")
+        raise QueryRefusedError("a parameter is given twice")
     return parameters

@@ -204,10 +204,7 @@ def _joined(sections: Sequence[StatusSection]) -> list[StatusSection]:
     """Join the sections with the same title, in the order of the first ones."""
     found: dict[str, StatusSection] = {}
     for each in sections:
-        one = found.get(each.title)
-        if one is None:
-            found[each.title] = each
-            continue
+        one = found.get(each.title, StatusSection(each.title, {}))
         found[each.title] = StatusSection(
             each.title,
             {**one.facts, **each.facts},

@@ -14,8 +14,6 @@ TOKEN_VARIABLE = "DELAYLEVEL_LIVE_TOKEN"
 DISPATCHER = "dispatcher"
 #: Environment variable with the token of actions; a process without it takes none.
 ACTION_TOKEN_VARIABLE = "DELAYLEVEL_ACTION_TOKEN"
-
-
 #: The least length of the token of actions: nobody finds it by trial.
 LEAST_TOKEN = 16
 
@@ -39,25 +37,20 @@ def tokens(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 class QueryRefusedError(DelayLevelError):
-    """A live query that cannot be answered.
+    """A request that is answered with another status than 200.
 
-    Attributes:
-        status: status code of the answer: 400 for a wrong question, 404 for a topic that is not
-            served, 409 for another attribute, 503 if it can be asked again later.
+    A live query: 400 for a wrong question, 404 for a topic that is not served, 409 for another
+    attribute, 503 if it can be asked again later.
     """
 
-    def __init__(self, message: str, status: int = 400) -> None:
+    def __init__(self, message: str, status: int = 400, *headers: tuple[str, str]) -> None:
         super().__init__(message)
         self.status = status
+        self.headers = headers
 
 
 class ProbeCheck(NamedTuple):
-    """One condition of a probe.
-
-    Attributes:
-        name: the condition: ``partition locks``, ``caught up``, ``lag`` ...
-        text: the observation; with the remedy if the condition is not met.
-    """
+    """One condition of a probe; the text has the remedy if it is not met."""
 
     name: str
     ok: bool
@@ -65,13 +58,7 @@ class ProbeCheck(NamedTuple):
 
 
 class DuePeriod(NamedTuple):
-    """A number of messages that are due in a period.
-
-    Attributes:
-        label: ``overdue``, ``next 10 seconds`` ...
-        messages: number of messages, or of entries.
-        late: True if they should have been released.
-    """
+    """A number of messages or entries that are due in a period; late ones should be released."""
 
     label: str
     messages: int
@@ -82,9 +69,8 @@ class PartitionLine(NamedTuple):
     """One partition of the status page.
 
     Attributes:
-        owner: name of the owner; empty without one.
         state: its state in this process; empty if another process owns it.
-        overdue_ms: time since the earliest due time of these, ms.
+        overdue_ms: time since the earliest due time of the pending ones, ms.
     """
 
     partition: int
@@ -107,10 +93,9 @@ class StatusSection:
     """The state of one level topic in this process.
 
     Attributes:
-        facts: further facts, by label.
         periods: messages in the window by the time until they are due.
         parked: entries of each level, with the time of the next hand-off.
-        held: number of messages that were held, by target.
+        held: number of messages by target.
     """
 
     title: str
@@ -145,11 +130,7 @@ class Reporter(Protocol):
         ...
 
     def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer | None:
-        """Answer a live query; None if this part has nothing to do with it.
-
-        Args:
-            question: ``pending``, ``average`` or ``counts``.
-        """
+        """Answer ``pending``, ``average`` or ``counts``; None if that is not this part's matter."""
         return None
 
     def served_at(self, url: str) -> None:
@@ -173,11 +154,7 @@ class Collectors:
 
 
 class ActionTopic(NamedTuple):
-    """A level topic on the page of actions.
-
-    Attributes:
-        paused: begin of each pause, ms since the epoch, by target; ``*`` for all targets.
-    """
+    """A level topic on the page of actions; begin of pauses in ms by target, ``*`` for all."""
 
     topic: str
     targets: Sequence[str]

@@ -46,14 +46,7 @@ _VERSIONS = ("HTTP/1.1", "HTTP/1.0")
 
 
 class Request(NamedTuple):
-    """A request.
-
-    Attributes:
-        path: the decoded path.
-        query: the part of the URL after the question mark, not decoded.
-        headers: the headers, by their names in lower case.
-        body: the body of a POST; that of another method is not read.
-    """
+    """A request: the path is decoded, the query is not; the names of headers are in lower case."""
 
     method: str
     path: str
@@ -78,12 +71,9 @@ class HttpServer:
     """A server of one application: it answers until it is left, and then ends what is in work.
 
     Args:
-        application: function that answers a request; it is called in the server's threads.
-        port: TCP port; 0 for any free one.
+        application: answers a request, in the server's threads.
+        port: 0 for any free one; the attribute is the one in use.
         probes: the paths whose answers no other ones delay.
-
-    Attributes:
-        port: the port in use.
     """
 
     def __init__(
