@@ -47,13 +47,25 @@ def demo(messages: int, output: str) -> None:
     """
     from delaylevel.demo import run
 
+    next_s, phase = 0.0, ""
+
+    def show(at: Demonstration) -> None:
+        """Print the progress at each phase, and now and then."""
+        nonlocal next_s, phase
+        if at.phase != phase or at.seconds >= next_s:
+            next_s, phase = at.seconds + _LINE_EVERY_S, at.phase
+            note(
+                f"{at.seconds:.0f}s {at.phase}: {len(at.sent):,} sent, {at.moved:,} moved, "
+                f"{len(at.seen):,} delivered, median {format_duration(at.late_at(0.5))} late"
+            )
+
     with tempfile.TemporaryDirectory(prefix="delaylevel-demo-") as folder:
         note("Starting a private Pulsar broker (downloaded with Maven the first time)...")
         where = Path(folder)
         with EmbeddedBroker(
             "demo", directory=where / "broker", follow_parent=True, report=note
         ) as broker:
-            result = run(broker.connection, where / "window", messages, _Shown())
+            result = run(broker.connection, where / "window", messages, show)
     late = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     view = {
         "sent": len(result.sent),
@@ -70,20 +82,3 @@ def demo(messages: int, output: str) -> None:
     emit_one(view, _RESULT, output)
     if not result.ok:
         click.get_current_context().exit(1)
-
-
-class _Shown:
-    """The progress as lines: at each phase, and now and then."""
-
-    def __init__(self) -> None:
-        self._next_s = 0.0
-        self._phase = ""
-
-    def __call__(self, at: Demonstration) -> None:
-        if at.phase == self._phase and at.seconds < self._next_s:
-            return
-        self._next_s, self._phase = at.seconds + _LINE_EVERY_S, at.phase
-        note(
-            f"{at.seconds:.0f}s {at.phase}: {len(at.sent):,} sent, {at.moved:,} moved, "
-            f"{len(at.seen):,} delivered, median {format_duration(at.late_at(0.5))} late"
-        )

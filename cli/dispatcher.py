@@ -6,11 +6,9 @@ from typing import Any
 
 import click
 
-from delaylevel.cluster.connection.settings import Connection
-
 from . import options
-from .command import examples, pass_connection
-from .service import dispatch_settings, serve
+from .command import Settings, examples, pass_settings
+from .service import serve
 
 
 @examples("delaylevel dispatcher run orders")
@@ -31,15 +29,8 @@ def dispatcher() -> None:
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 @options.dispatching
 @options.metrics
-@pass_connection
-def run(
-    connection: Connection,
-    topics: tuple[str, ...],
-    metrics_port: int | None,
-    metrics_address: str,
-    processes: int,
-    **fields: Any,
-) -> None:
+@pass_settings
+def run(settings: Settings, topics: tuple[str, ...], **fields: Any) -> None:
     """Run a dispatcher for level topics.
 
     TOPIC is a business topic or a level topic with the final window "tracker". Any number of
@@ -47,5 +38,4 @@ def run(
     those of a dispatcher that dies or hangs. Spill files are in your state folder unless
     --spill-dir names another. SIGTERM or Ctrl-C ends it when the current batches are published.
     """
-    metrics = (metrics_port, metrics_address)
-    serve(connection, topics, dispatch_settings(**fields), metrics, processes, moves=False)
+    serve(settings, topics, moves=False, **fields)

@@ -6,15 +6,12 @@ import base64
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from delaylevel.cli.views.output import emit, emit_one, finish, note
 from delaylevel.cli.views.tables import Column
-from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.rest.admin import Admin
 from delaylevel.consumer.retry_topics import find_dead_letters, subscriptions_with_dead_letters
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.envelope import ID
@@ -29,6 +26,9 @@ from delaylevel.topics.registry import describe
 from . import options
 from .command import Settings, examples
 from .options import Parsed
+
+if TYPE_CHECKING:
+    from delaylevel.cluster.rest.admin import Admin
 
 _LIST = (
     Column("id", "id"),
@@ -96,17 +96,15 @@ def list_(
     or any topic that belongs to it; or the dead-letter topic of a subscription. Subscriptions that
     have dead letters are named. Nothing is acknowledged or moved.
     """
-    with _connected(settings, topic, subscription) as place:
-        view = _view if output in ("json", "jsonl") else _table_view
+    with _connected(settings, topic, subscription) as (client, admin, described, source):
         rows = (
-            view(letter)
-            for letter in deadletters.dead_letters(*place.arguments, place.source)
+            _view(letter, output)
+            for letter in deadletters.dead_letters(client, admin, described, source)
             if reason is None or reason in letter.reason
         )
-        emit(rows, _LIST, output, empty=f"No dead letters of {place.owner}.")
-        others = []
-        if place.source is None:
-            others = subscriptions_with_dead_letters(place.admin, place.described)
+        owner = deadletters.owner_of(described, source)
+        emit(rows, _LIST, output, empty=f"No dead letters of {owner}.")
+        others = subscriptions_with_dead_letters(admin, described) if source is None else []
     for business, name, entries in others:
         command = f"delaylevel dlq list {shell(business.short)} --subscription {shell(name)}"
         note(f"Subscription {name} of {business.short} has dead letters ({entries:,}): `{command}`")
@@ -124,14 +122,11 @@ def show(
 
     The result includes its properties and payload. A payload that is not text is shown in base64.
     """
-    with _connected(settings, topic, subscription) as place:
-        letter = deadletters.find(*place.arguments, id_, place.source)
-    content = _content(letter)
-    if output in ("json", "jsonl"):
-        row = {**_view(letter), **content}
-    else:
-        properties = [f"{key}={value}" for key, value in content["properties"].items()]
-        row = {**_table_view(letter), **content, "properties": properties}
+    with _connected(settings, topic, subscription) as (client, admin, described, source):
+        letter = deadletters.find(client, admin, described, id_, source)
+    row = {**_view(letter, output), **_content(letter)}
+    if output == "table":
+        row["properties"] = [f"{key}={value}" for key, value in row["properties"].items()]
     emit_one(row, _SHOW, output)
 
 
@@ -172,16 +167,18 @@ def replay(
     """
     chosen = _chooser(**selected)
     full = TopicName.parse(target).full if target is not None else None
-    with _connected(settings, topic, subscription) as place:
+    with _connected(settings, topic, subscription) as (client, admin, described, source):
         if full is not None:
-            place.described.check_target(full)
+            described.check_target(full)
         letters = deadletters.replay(
-            *place.arguments,
+            client,
+            admin,
+            described,
             chosen,
             target=full,
             due_ms=due_ms,
-            target_client=partial(place.connection.open_client, logger=settings.client_logger()),
-            source=place.source,
+            target_client=settings.open_client,
+            source=source,
         )
         _finish(letters, target=full, missing=selected["ids"], output=output)
 
@@ -215,8 +212,8 @@ def discard(
     is found.
     """
     chosen = _chooser(**selected)
-    with _connected(settings, topic, subscription) as place:
-        gone = deadletters.discard(*place.arguments, chosen, count, source=place.source)
+    with _connected(settings, topic, subscription) as (client, admin, described, source):
+        gone = deadletters.discard(client, admin, described, chosen, count, source)
         _finish(gone, target=None, missing=(), output=output)
 
 
@@ -243,38 +240,16 @@ def _finish(
     finish(rows(), _DISPOSED, output, empty="There is no such dead letter.")
 
 
-class _Place(NamedTuple):
-    """The dead letters that a command is for.
-
-    Attributes:
-        source: the dead-letter topic of a subscription; None for that of the level topic.
-    """
-
-    connection: Connection
-    client: Any
-    admin: Admin
-    described: LevelTopicDescription
-    source: SourcePartition | None
-
-    @property
-    def arguments(self) -> tuple[Any, Admin, LevelTopicDescription]:
-        """The first arguments of the functions for dead letters."""
-        return self.client, self.admin, self.described
-
-    @property
-    def owner(self) -> str:
-        """The topic whose dead letters they are."""
-        return deadletters.owner_of(self.described, self.source)
-
-
 @contextmanager
-def _connected(settings: Settings, topic: str, subscription: str | None) -> Iterator[_Place]:
-    connection = settings.connection()
-    with Admin.from_connection(connection) as admin:
+def _connected(
+    settings: Settings, topic: str, subscription: str | None
+) -> Iterator[tuple[Any, Admin, LevelTopicDescription, SourcePartition | None]]:
+    """Find dead letters; the source is that of a subscription, None for the level topic's own."""
+    with settings.admin() as admin:
         found = find_dead_letters(admin, topic, subscription)
         described, source = found or (describe(admin, topic, search=True), None)
-        with settings.client(connection) as client:
-            yield _Place(connection, client, admin, described, source)
+        with settings.client() as client:
+            yield client, admin, described, source
 
 
 def _chooser(
@@ -289,25 +264,20 @@ def _chooser(
     )
 
 
-def _view(letter: DeadLetter) -> dict[str, Any]:
-    message = letter.message
+def _view(letter: DeadLetter, output: str) -> dict[str, Any]:
+    """Return a dead letter as one row; for a table, its due time is a number if it is one."""
+    message, due = letter.message, letter.due
+    is_number = output == "table" and due is not None and re.fullmatch(r"\d{1,18}", due)
     return {
         "id": str(letter.position),
         "dead_ms": message.publish_ms,
         "reason": letter.reason,
-        "due": letter.due,
+        "due": int(due) if due and is_number else due,
         "target": letter.target,
         "key": message.key or None,
         "size": len(message.value or b""),
         "source": letter.source,
     }
-
-
-def _table_view(letter: DeadLetter) -> dict[str, Any]:
-    """Return a row with its due time as a number if it is one; it may be any text."""
-    due = letter.due
-    number = due is not None and re.fullmatch(r"\d{1,18}", due)
-    return {**_view(letter), "due": int(number[0]) if number else due}
 
 
 def _content(letter: DeadLetter) -> dict[str, Any]:

@@ -105,8 +105,8 @@ def doctor(
     --delivery describes the dispatchers to check for. The exit code is 1 if a check fails. Nothing
     is changed.
     """
-    connection = settings.connection()
-    findings = list(examination.examine(connection, topic, namespace=namespace, delivery=delivery))
+    found = examination.examine(settings.connection, topic, namespace=namespace, delivery=delivery)
+    findings = list(found)
     failed = [finding for finding in findings if finding.state is State.FAILED]
     warned = [finding for finding in findings if finding.state is State.WARNING]
     skipped = [finding for finding in findings if finding.state is State.SKIPPED]

@@ -9,14 +9,7 @@ import click
 
 from delaylevel.cli.views.levels import note_undelivered
 from delaylevel.cli.views.output import emit, emit_one, note
-from delaylevel.cli.views.tables import (
-    Column,
-    bucket_label,
-    count,
-    rate,
-    render,
-    short,
-)
+from delaylevel.cli.views.tables import Column, bucket_label, count, rate, render, short
 from delaylevel.cli.views.terminal import width_of
 from delaylevel.inspection.horizon import DueWithin, Horizon
 from delaylevel.model.formatting import format_duration, format_instant
@@ -27,32 +20,14 @@ from . import options
 from .command import Settings, examples, pass_settings
 from .inspection import inspector
 
-_KEYS = (
-    *("topic", "target", "now_ms", "messages", "exact", "looked_at"),
-    *("damaged", "last_due_ms", "targets", "within", "bucket_ms", "profile"),
-)
 
-
-def horizon_view(found: Horizon) -> dict[str, Any]:
-    """Return a horizon as one JSON object."""
-    return {
-        **{name: getattr(found, name) for name in _KEYS},
-        "within": [within_view(row) for row in found.within],
-        "profile": [vars(row) for row in found.profile],
-    }
-
-
-def within_view(row: DueWithin) -> dict[str, Any]:
-    """Return the messages that are due within a duration as one row."""
+def _within_view(row: DueWithin) -> dict[str, Any]:
     view = dict(vars(row))
     return {"within": view.pop("label"), **view}
 
 
 def horizon_text(found: Horizon, width: int) -> str:
-    """Return a horizon for a person: a summary, and tables of what is due when, and for whom.
-
-    Lines have at most ``width`` characters.
-    """
+    """Return a horizon for a person: a summary, and tables of what is due when, and for whom."""
     sections = [_summary(found)]
     if found.messages or found.damaged:
         last = found.within[-1].parts
@@ -99,21 +74,6 @@ def horizon_text(found: Horizon, width: int) -> str:
     return "\n\n".join(sections)
 
 
-def horizon_note(found: Horizon) -> str | None:
-    """Return the remarks on a horizon's accuracy, or None."""
-    notes = []
-    if not found.exact:
-        notes.append(
-            f"~ is an estimate: {found.looked_at:,} messages were looked at; --exact reads all."
-        )
-    if found.damaged:
-        notes.append(
-            f"{found.damaged:,} messages have no readable due time; movers set them aside as dead "
-            "letters."
-        )
-    return "\n".join(notes) or None
-
-
 def _summary(found: Horizon) -> str:
     name = TopicName.parse(found.target or found.topic).short
     if not found.messages:
@@ -150,13 +110,20 @@ def horizon(settings: Settings, topic: str, exact: bool, target: str | None, out
     with inspector(settings, topic, target=target) as look:
         found = look.horizon(exact=exact)
         note_undelivered(look.admin, look.description, topic)
+    within = list(map(_within_view, found.within))
     if output == "json":
-        emit_one(horizon_view(found), (), output)
+        profile = [vars(row) for row in found.profile]
+        more = {"messages": found.messages, "within": within, "profile": profile}
+        emit_one({**vars(found), **more}, (), output)
         return
     if output == "jsonl":
-        emit([within_view(row) for row in found.within], (), output)
+        emit(within, (), output)
         return
     click.echo(horizon_text(found, width_of(sys.stdout) or 80))
-    remarks = horizon_note(found)
-    if remarks is not None:
-        note(remarks)
+    if not found.exact:
+        note(f"~ is an estimate: {found.looked_at:,} messages were looked at; --exact reads all.")
+    if found.damaged:
+        note(
+            f"{found.damaged:,} messages have no readable due time; movers set them aside as dead "
+            "letters."
+        )

@@ -10,9 +10,7 @@ from typing import Any
 import click
 
 from delaylevel.cli.views.levels import note_undelivered
-from delaylevel.cli.views.live import Progress
-from delaylevel.cli.views.output import note
-from delaylevel.cluster.connection.settings import require_reachable
+from delaylevel.cli.views.output import Progress, note
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.formatting import exact_duration
@@ -20,8 +18,8 @@ from delaylevel.topics.scan import DEFAULT_SLACK_MS
 from delaylevel.web.reports import TOKEN_VARIABLE
 
 from . import options
-from .command import Settings, together
-from .options import DURATION_MS, TIME
+from .command import Settings
+from .options import DURATION_MS, TIME, together
 
 
 def inspector(settings: Settings, topic: str, **options: Any) -> Inspector:
@@ -30,11 +28,9 @@ def inspector(settings: Settings, topic: str, **options: Any) -> Inspector:
     It shows its progress. The options are ``target``, ``slack_ms``, ``live`` and ``live_token``, as
     for ``Inspector``.
     """
-    connection = settings.connection()
-    require_reachable(connection)
     client_options = {"logger": settings.client_logger()}
     options |= {"client_options": client_options, "tell": Progress().update}
-    return Inspector.connect(connection, topic, **options)
+    return Inspector.connect(settings.reachable(), topic, **options)
 
 
 id_option = click.option("--id", metavar="ID", help="Stable ID (delaylevel.id) to match.")

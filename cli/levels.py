@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import click
@@ -28,8 +26,7 @@ from delaylevel.cli.views.levels import (
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cli.views.terminal import width_of
-from delaylevel.cluster.rest.admin import Admin
-from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
+from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import exact_duration, parse_duration, shell
 from delaylevel.model.level_topic import (
@@ -50,7 +47,6 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import lifecycle
 from delaylevel.topics import registry as topics
-from delaylevel.topics.registry import FoundLevelTopic
 from delaylevel.topics.status import status
 from delaylevel.topics.targets import keep
 
@@ -84,7 +80,7 @@ def pause(settings: Settings, topic: str, target: str | None, output: str) -> No
     seconds and keep what is due, on disk if it is much, until `levels resume`. A restart changes
     nothing. Messages that are sent without a delay are not paused.
     """
-    with Admin.from_connection(settings.connection()) as admin:
+    with settings.admin() as admin:
         after = lifecycle.pause(admin, topic, target, SystemClock())
     emit_one(description_view(after), DESCRIPTION, output)
     note("Every dispatcher follows within five seconds.")
@@ -111,7 +107,7 @@ def resume(settings: Settings, topic: str, target: str | None, spread_ms: int, o
     released evenly over this time. Messages that become due later do not wait for them, so they may
     overtake messages with the same key.
     """
-    with Admin.from_connection(settings.connection()) as admin:
+    with settings.admin() as admin:
         after = lifecycle.resume(admin, topic, target, SystemClock(), spread_ms)
     emit_one(description_view(after), DESCRIPTION, output)
     if spread_ms:
@@ -180,7 +176,7 @@ def expand(
     if any(level.lead is not None for level in then):
         raise InvalidInputError("a lead cannot be changed: write --then UNIT:MAX, e.g. hour:48h")
     finer = {level.unit: level.maximum_delay for level in then}
-    with settings.level_topic(topic) as (_, admin, before):
+    with settings.level_topic(topic) as (admin, before):
         after = lifecycle.expand(admin, before.topic, maximum_delay, finer)
     emit_one(description_view(after), DESCRIPTION, output)
     added = after.levels.partitions - before.levels.partitions
@@ -207,8 +203,8 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
     from delaylevel.mover.drain import drain as drain_now
 
     with (
-        settings.level_topic(topic) as (connection, admin, described),
-        settings.client(connection) as client,
+        settings.level_topic(topic) as (admin, described),
+        settings.client() as client,
     ):
         report = drain_now(
             client,
@@ -216,7 +212,7 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
             described,
             allow_early=allow_early,
             progress=lambda count: note(f"{count:,} messages") if settings.verbosity else None,
-            target_client=partial(connection.open_client, logger=settings.client_logger()),
+            target_client=settings.open_client,
         )
     left = report.held.total()
     view = {
@@ -257,8 +253,8 @@ def delete(settings: Settings, topic: str, discard: int | None, output: str) -> 
     are pending or clients are connected. `delaylevel levels drain` hands off what is pending.
     """
     with (
-        settings.level_topic(topic, unfinished=True) as (connection, admin, described),
-        settings.client(connection) as client,
+        settings.level_topic(topic, unfinished=True) as (admin, described),
+        settings.client() as client,
     ):
         gone = lifecycle.delete(client, admin, described, discard=discard)
     view = {"topic": described.topic, "deleted": True, "discarded_entries": gone.total()}
@@ -296,7 +292,7 @@ def set_(
             "nothing to change: give --on-missing-target, --expire-after, --expired, --attribute "
             "or --keep-target"
         )
-    with Admin.from_connection(program.connection()) as admin:
+    with program.admin() as admin:
         after = lifecycle.change_settings(admin, topic, **settings)
         if keep_target:
             full = TopicName.parse(topic).full
@@ -405,7 +401,7 @@ def create(
         raise InvalidInputError("give --level-topic or --level-namespace, not both")
     strategy = ("partition_by", "maximum_delay", "lead", "overflow")
     coarse = PartitionStrategy(**{name: fields.pop(name) for name in strategy})
-    with Admin.from_connection(settings.connection()) as admin:
+    with settings.admin() as admin:
         wanted = LevelTopicDescription(
             topic=level_topic or topics.default_name(admin, business.full, level_namespace),
             levels=Levels([coarse, *then]),
@@ -449,9 +445,9 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
     NAMESPACE is public/default unless given.
     """
     now_ms = SystemClock().now_ms()
-    with Admin.from_connection(settings.connection()) as admin:
+    with settings.admin() as admin:
         found = topics.list_level_topics(admin, namespace)
-        rows = [_list_row(admin, item, now_ms) for item in found]
+        rows = [list_view(admin, item, now_ms) for item in found]
     if output in ("json", "jsonl"):
         emit(rows, LIST, output)
         return
@@ -460,19 +456,6 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
     problems = problem_lines(rows, width_of(sys.stdout))
     if problems:
         click.echo(problems)
-
-
-def _list_row(admin: Admin, item: FoundLevelTopic, now_ms: int) -> dict[str, Any]:
-    """Return a level topic as one row; one whose state cannot be read does not hide the others."""
-    if item.description is None:
-        return list_view(item, None)
-    try:
-        at = status(admin, item.description, now_ms)
-        return list_view(item, at, undelivered(admin, at))
-    except BrokerError as error:
-        if isinstance(error, BrokerUnreachableError) and not error.address:
-            raise  # no broker answers
-        return list_view(replace(item, problem=f"its state cannot be read: {error}"), None)
 
 
 @options.topic_command(
@@ -488,7 +471,7 @@ def describe(settings: Settings, topic: str, output: str) -> None:
     topic, or any topic that belongs to it. A table leaves out empty partitions.
     Nothing is acknowledged or moved.
     """
-    with settings.level_topic(topic) as (_, admin, described):
+    with settings.level_topic(topic) as (admin, described):
         at = status(admin, described, SystemClock().now_ms())
         state = status_view(at, undelivered(admin, at))
     rows = [partition_view(row, at.now_ms) for row in at.rows()]

@@ -23,7 +23,7 @@ from delaylevel.errors import (
     MessageTooLargeError,
 )
 
-from .command import LOG_FORMAT, connection_options, examples, settings_of
+from .command import LOG_FORMAT, Settings, examples
 
 # Commands by section of the help. Each has a module of the same name, which is imported on first
 # use, so that `delaylevel broker` never loads Spark.
@@ -38,7 +38,6 @@ _COMMANDS = [name for names in SECTIONS.values() for name in names]
 # Exceptions of the Pulsar client, compared by name so that handling an error imports nothing.
 _UNREACHABLE_CLIENT_ERRORS = ("ConnectError", "Timeout", "NotConnected", "ServiceUnitNotReady")
 
-
 # The extras of modules that commands import. Most rooms raise a MissingExtraError themselves.
 _EXTRAS = {
     "duckdb": "inspect",
@@ -51,52 +50,39 @@ _EXTRAS = {
     "zstandard": "window",
 }
 
-
 _NOT_REACHED = (
     "\nIs the cluster running, and are --service-url and --admin-url correct? `delaylevel broker "
     "start` starts a private broker on this machine."
 )
 
 
-class WrongInput(click.ClickException):
-    """Error for input that cannot be used."""
-
-    exit_code = 2
-
-
-class NotReached(click.ClickException):
-    """Error for a broker that does not answer."""
-
-    exit_code = 3
-
-
 def translate(error: BaseException) -> click.ClickException | None:
-    """Return the command line's error for an exception, or None for a bug in this program.
+    """Return the command line's error for an exception, or None for a bug in this program."""
 
-    Exit codes: 1 failed, 2 wrong input, 3 broker not reached.
-    """
+    def failure(text: str, exit_code: int = 1) -> click.ClickException:
+        found = click.ClickException(text)
+        found.exit_code = exit_code
+        return found
+
     text = str(error) or type(error).__name__
     if isinstance(error, BrokerUnreachableError):
-        return NotReached(text + _NOT_REACHED)
+        return failure(text + _NOT_REACHED, 3)
     if isinstance(error, DelayLevelError) and type(error) is not ClientError:
         wrong = isinstance(error, InvalidInputError)
         # What the broker refuses, or cannot store, is no wrong usage.
         other = isinstance(error, (BrokerError, MessageTooLargeError))
-        return (WrongInput if wrong and not other else click.ClickException)(text)
+        return failure(text, 2 if wrong and not other else 1)
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
-        extra = _EXTRAS.get(name)
-        if extra is not None:
-            return click.ClickException(
-                f"this command needs {name}: pip install 'delaylevel[{extra}]'"
-            )
+        if name in _EXTRAS:
+            return failure(f"this command needs {name}: pip install 'delaylevel[{_EXTRAS[name]}]'")
     pulsar_error = getattr(sys.modules.get("pulsar"), "PulsarException", ClientError)
     if isinstance(error, (ClientError, pulsar_error)):
         name = getattr(error, "name", type(error).__name__)
         if name in _UNREACHABLE_CLIENT_ERRORS:
             text = "the broker does not answer, or it refuses the token; the Pulsar client reports"
-            return NotReached(f"{text} only {name}{_NOT_REACHED}")
-        return click.ClickException(f"the Pulsar client reports {name}: {text}")
+            return failure(f"{text} only {name}{_NOT_REACHED}", 3)
+        return failure(f"the Pulsar client reports {name}: {text}")
     return None
 
 
@@ -145,14 +131,16 @@ class RootGroup(click.Group):
         """Run the command and turn its errors into messages and exit codes."""
         try:
             return super().invoke(ctx)
+        except click.ClickException:
+            raise
         except Exception as error:
-            failure = error if isinstance(error, click.ClickException) else translate(error)
-            known = failure is error
-            if failure is None or (settings_of(ctx).verbosity > 1 and not known):
-                raise
-            if known:
+            failure = translate(error)
+            if failure is None or ctx.ensure_object(Settings).verbosity > 1:
                 raise
             raise failure from error
+
+
+_EXISTING = click.Path(exists=True, dir_okay=False)
 
 
 @examples(
@@ -169,7 +157,29 @@ class RootGroup(click.Group):
         "show_default": True,
     },
 )
-@connection_options
+@click.option(
+    "--service-url", metavar="URL", help="Service URL of the cluster (pulsar://one:6650,two:6650)."
+)
+@click.option(
+    "--admin-url",
+    metavar="URL",
+    help="Admin URL of the cluster; name several brokers (http://one:8080,two:8080).",
+)
+@click.option("--token-file", type=_EXISTING, help="File that holds the token.")
+@click.option("--tls-trust-certs-file", type=_EXISTING, help="Trusted certificates (PEM).")
+@click.option("--tls-certificate-file", type=_EXISTING, help="Client certificate (PEM).")
+@click.option("--tls-private-key-file", type=_EXISTING, help="Private key of the client (PEM).")
+@click.option(
+    "--tls-allow-insecure/--no-tls-allow-insecure",
+    default=None,
+    help="Accept any server certificate.",
+)
+@click.option(
+    "--tls-validate-hostname/--no-tls-validate-hostname",
+    default=None,
+    help="Check the server's host name against its certificate.",
+)
+@click.option("--config", "config_file", type=_EXISTING, help="Configuration file (TOML).")
 @click.option(
     "-v",
     "--verbose",
@@ -181,7 +191,7 @@ class RootGroup(click.Group):
     __version__, "--version", prog_name="delaylevel", help="Show the version of this program."
 )
 @click.pass_context
-def cli(ctx: click.Context, verbose: int) -> None:
+def cli(ctx: click.Context, verbose: int, **connection: Any) -> None:
     """Send long-delayed messages through Apache Pulsar.
 
     A setting comes from its option, then from the environment (DELAYLEVEL_SERVICE_URL,
@@ -190,7 +200,8 @@ def cli(ctx: click.Context, verbose: int) -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broker not reached.
     """
-    settings_of(ctx).verbosity = verbose
+    given = {name: value for name, value in connection.items() if value is not None}
+    ctx.obj = Settings(given, verbose)
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     logging.basicConfig(format=LOG_FORMAT, level=level)
 

@@ -8,10 +8,8 @@ from typing import Any
 import click
 import platformdirs
 
-from delaylevel.cli.views.live import Starting
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
-from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.cluster.threads import stop_on_signals
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import format_duration, shell
@@ -19,7 +17,7 @@ from delaylevel.model.level_topic import Role
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .service import job_addresses, refused_lines, serving_lines
+from .service import Starting, addresses, serving_lines
 
 _DEPLOYED = (
     Column("function"),
@@ -109,8 +107,8 @@ def deploy(settings: Settings, topic: str, output: str, **fields: Any) -> None:
     from delaylevel.functions import deployment
 
     wanted = deployment.FunctionOptions(**fields)
-    with settings.level_topic(topic) as (connection, _, described):
-        made = deployment.deploy(connection, described, wanted)
+    with settings.level_topic(topic) as (_, described):
+        made = deployment.deploy(settings.connection, described, wanted)
     view = {
         "function": made.function,
         "updated": made.updated,
@@ -136,8 +134,8 @@ def status(settings: Settings, topic: str, output: str) -> None:
     """
     from delaylevel.functions import deployment, health
 
-    with settings.level_topic(topic) as (connection, admin, described):
-        at = health.status(connection, admin, described, SystemClock().now_ms())
+    with settings.level_topic(topic) as (admin, described):
+        at = health.status(settings.connection, admin, described, SystemClock().now_ms())
     rows = [
         {
             "instance": item.number,
@@ -176,8 +174,8 @@ def delete(settings: Settings, topic: str) -> None:
     """Delete the Function of TOPIC. Parked messages and their subscriptions stay."""
     from delaylevel.functions import deployment
 
-    with settings.level_topic(topic) as (connection, _, described):
-        called = deployment.delete(connection, described)
+    with settings.level_topic(topic) as (_, described):
+        called = deployment.delete(settings.connection, described)
     note(
         f"{called} is deleted. The backlog of {described.topic} stays, and waits for "
         f"`delaylevel mover deploy {shell(topic)}`."
@@ -232,19 +230,17 @@ def run(
     With the --master of a cluster, this program is Spark's driver. The executors need the Python
     packages, and receive a token from the environment only within Spark's tasks.
     """
-    connection = program.connection()
     from delaylevel.spark_sync import SparkSyncJob, SyncSettings, default_checkpoint
     from delaylevel.spark_sync.steps import dropped, load_steps
 
     state = Path(platformdirs.user_state_dir("delaylevel"))
     settings = SyncSettings(
         level_topics=topics,
-        checkpoint=checkpoint or default_checkpoint(state, connection, topics),
+        checkpoint=checkpoint or default_checkpoint(state, program.connection, topics),
         **fields,
     )
     own_steps = None if steps is None else load_steps(steps)
-    require_reachable(connection)
-    job = SparkSyncJob(connection, settings, steps=own_steps)
+    job = SparkSyncJob(program.reachable(), settings, steps=own_steps)
     signals = 0
 
     def stop() -> None:
@@ -262,8 +258,11 @@ def run(
     def serving() -> list[str]:
         return [
             *serving_lines(job.descriptions, {item.topic: None for item in job.descriptions}, ()),
-            *refused_lines(job.refused, "Start the job again then"),
-            *job_addresses(job),
+            *(
+                f"NOT SERVED: {name}: {reason}. Start the job again then."
+                for name, reason in job.refused.items()
+            ),
+            *(() if job.http_address is None else addresses(*job.http_address)),
             f"A batch starts every {format_duration(job.trigger_ms)}. Ctrl-C ends it.",
         ]
 

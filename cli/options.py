@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -20,8 +20,9 @@ from delaylevel.model.level_topic import Expired, FinalWindow, MissingTarget, Mo
 from delaylevel.model.strategy import PartitionBy
 from delaylevel.model.topic_name import parse_namespace
 
-from .command import examples, pass_settings, together
+from .command import examples, pass_settings
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 # Smaller numbers (before March 1973) are more likely seconds that were given by mistake.
 _SMALLEST_EPOCH_MS = 100_000_000_000
 
@@ -109,6 +110,17 @@ DURATION = Parsed("duration", parse_duration)
 DURATION_MS = Parsed("duration", lambda text: duration_ms(parse_duration(text)))
 UNIT = Parsed("unit", parse_unit)
 TIME = Parsed("time", lambda text: parse_time_ms(text, time.time_ns() // 1_000_000))
+
+
+def together(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
+    """Return one decorator for several options, in the order of the help."""
+
+    def add(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
 
 
 pairs = functools.partial(click.option, multiple=True, metavar="KEY=VALUE", callback=parse_pairs)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import difflib
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +12,18 @@ import click
 
 from delaylevel import changes
 from delaylevel.cli.views.output import emit, emit_one, finish, note
-from delaylevel.cli.views.tables import Column
+from delaylevel.cli.views.tables import Column, Kind
 from delaylevel.cli.views.terminal import cut, printable
-from delaylevel.cluster.connection.settings import require_reachable
 from delaylevel.errors import InvalidInputError, StillPendingError
 from delaylevel.inspection import Inspector, Selection
 from delaylevel.model.clock import duration_ms
-from delaylevel.model.formatting import format_duration
 from delaylevel.model.outcome import Receipt
-from delaylevel.producer.client import DelayLevelClient
 from delaylevel.producer.receipts import check_cancellable
 
 from . import options
-from .command import Settings, examples, together
+from .command import Settings, examples
 from .inspection import id_option, inspector, query, selection_options
-from .options import DURATION
+from .options import DURATION, together
 
 if TYPE_CHECKING:
     from delaylevel.inspection.rows import PendingRow
@@ -37,31 +33,21 @@ _KEY_WIDTH = 24
 _PAYLOAD_WIDTH = 40
 
 
-def row_view(row: PendingRow, payload: bool) -> dict[str, Any]:
-    """Return a pending message as one row; the payload is its ``value_base64``."""
+def row_view(row: PendingRow, payload: bool, output: str) -> dict[str, Any]:
+    """Return a pending message as one row; a table has short texts, and JSON ``value_base64``."""
     view = row._asdict()
-    value = view.pop("value")
+    value: bytes | None = view.pop("value")
     view["position"] = f"{view.pop('ledger')}:{view.pop('entry')}:{view.pop('batch')}"
-    if payload:
-        view["value_base64"] = None if value is None else base64.b64encode(value).decode()
+    if output != "table":
+        if payload:
+            view["value_base64"] = None if value is None else base64.b64encode(value).decode()
+        return view
+    if row.key is not None:
+        view["key"] = cut(printable(row.key), _KEY_WIDTH)
+    if value is not None:
+        text = value[: 4 * _PAYLOAD_WIDTH].decode(errors="replace")
+        view["payload"] = cut(printable(text), _PAYLOAD_WIDTH)
     return view
-
-
-def table_view(view: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of :func:`row_view` for a table, with short texts."""
-    key = view["key"]
-    return {
-        **view,
-        "key": None if key is None else cut(printable(key), _KEY_WIDTH),
-        "payload": _payload_text(view.get("value_base64")),
-    }
-
-
-def _payload_text(value_base64: str | None) -> str | None:
-    if value_base64 is None:
-        return None
-    text = base64.b64decode(value_base64).decode(errors="replace")
-    return cut(printable(text[: 4 * _PAYLOAD_WIDTH]), _PAYLOAD_WIDTH)
 
 
 _ROWS: tuple[Column, ...] = (
@@ -70,15 +56,6 @@ _ROWS: tuple[Column, ...] = (
     Column("size", "number"),
     Column("place", head="WAITS IN"),
     Column("id", "id", rank=1),
-)
-_AVERAGE = (
-    Column("attribute"),
-    Column("mean", "number"),
-    Column("least", "number"),
-    Column("most", "number"),
-    Column("total", "number"),
-    Column("counted", "number"),
-    Column("messages", "number"),
 )
 
 
@@ -147,31 +124,21 @@ def list_(
     with query(settings, topic, **conditions) as (look, selection):
         # One more than the limit shows that there are more.
         found = look.rows(selection, limit=limit + 1 if limit else None, value=payload)
-        views = (row_view(row, payload) for row in found)
-        if output == "jsonl":
-            count = _print_lines(views, limit)
-        else:
-            rows = list(views)
-            count = len(rows)
-            rows = rows[: limit or None]
-            if output == "table":
-                rows = [table_view(row) for row in rows]
-            columns = (*_ROWS, Column("payload")) if payload else _ROWS
-            emit(rows, columns, output, empty="No pending message matches.")
+        count = 0
+
+        def shown() -> Iterator[dict[str, Any]]:
+            nonlocal count
+            for count, row in enumerate(found, 1):
+                if limit and count > limit:
+                    break
+                yield row_view(row, payload, output)
+
+        columns = (*_ROWS, Column("payload")) if payload else _ROWS
+        emit(shown(), columns, output, empty="No pending message matches.")
     if limit and count > limit:
         note(f"There are more than {limit:,}; --limit 0 shows all.")
     if conditions["id"] is not None and not count:
         click.get_current_context().exit(1)
-
-
-def _print_lines(rows: Iterable[dict[str, Any]], limit: int) -> int:
-    """Print rows while they are read, and return their number: at most one above the limit."""
-    number = 0
-    for number, row in enumerate(rows, 1):
-        if limit and number > limit:
-            break
-        click.echo(json.dumps(row))
-    return number
 
 
 @options.topic_command(
@@ -190,13 +157,13 @@ def average(settings: Settings, topic: str, attribute: str, output: str, **condi
     """
     with query(settings, topic, **conditions) as (look, selection):
         found = look.average(attribute, selection)
-    view = vars(found)
-    if output == "table" and attribute == "delay":
-        view = {
-            name: format_duration(value) if isinstance(value, float) else value
-            for name, value in view.items()
-        }
-    emit_one(view, _AVERAGE, output)
+    kind: Kind = "duration" if attribute == "delay" else "number"
+    columns = (
+        Column("attribute"),
+        *(Column(name, kind) for name in ("mean", "least", "most", "total")),
+        *(Column(name, "number") for name in ("counted", "messages")),
+    )
+    emit_one(vars(found), columns, output)
 
 
 _OUTCOMES: tuple[Column, ...] = (
@@ -306,13 +273,6 @@ def outcome(settings: Settings, topic: str, id: str | None, output: str) -> None
         click.get_current_context().exit(1)
 
 
-def client_of(settings: Settings) -> DelayLevelClient:
-    """Open a client for the producers that send cancellations."""
-    connection = settings.connection()
-    require_reachable(connection)
-    return DelayLevelClient.from_connection(connection, logger=settings.client_logger())
-
-
 def _change(
     settings: Settings,
     topic: str,
@@ -328,18 +288,23 @@ def _change(
     """Change the selected messages, and print the outcomes."""
     with query(settings, topic, **conditions) as (look, selection):
         check_cancellable(look.description, has_admin=True)
-        if receipt is not None:
-            if selection != Selection():
-                raise click.UsageError("a receipt names one message: give no further conditions")
-            chosen, held = [changes.named_by_receipt(look.description, receipt)], 0
-        else:
-            chosen, held = _found(look, selection)
-        _confirm(chosen, count)
+        chosen, held = _selected(look, selection, receipt)
+        if count is None and len(chosen) > 1:
+            raise InvalidInputError(
+                f"{len(chosen)} messages are selected: confirm with --count {len(chosen)}; nothing "
+                "was changed"
+            )
+        if count is not None and count != len(chosen):
+            raise StillPendingError(
+                f"{len(chosen)} messages are selected, not {count}: nothing was changed",
+                len(chosen),
+            )
         results = []
         if chosen:
             timeout_s = None if timeout is None else duration_ms(timeout) / 1000
-            opened = partial(client_of, settings)
-            results = changes.change_messages(opened, look, chosen, change, timeout_s, note)
+            results = changes.change_messages(
+                settings.producer_client, look, chosen, change, timeout_s, note
+            )
         # Nothing that can fail stands between the changes and their rows.
         finish(
             [(one.view, one.done) for one in results],
@@ -350,8 +315,14 @@ def _change(
         )
 
 
-def _found(look: Inspector, selection: Selection) -> tuple[list[Receipt], int]:
+def _selected(
+    look: Inspector, selection: Selection, receipt: str | None
+) -> tuple[list[Receipt], int]:
     """Return the receipts of the selected messages, and the number of those that are held."""
+    if receipt is not None:
+        if selection != Selection():
+            raise click.UsageError("a receipt names one message: give no further conditions")
+        return [changes.named_by_receipt(look.description, receipt)], 0
     if selection == Selection() and look.target is None:
         raise click.UsageError("select messages: --id, --receipt, --key, --where, --from, --to …")
     rows = changes.pending_rows(look, selection)
@@ -359,16 +330,3 @@ def _found(look: Inspector, selection: Selection) -> tuple[list[Receipt], int]:
     if held:
         note(f"{held:,} selected messages are held or unreadable: they cannot be cancelled.")
     return found, held
-
-
-def _confirm(chosen: Sequence[Receipt], count: int | None) -> None:
-    """Raise an error unless the number of messages is confirmed."""
-    if count is None and len(chosen) > 1:
-        raise InvalidInputError(
-            f"{len(chosen)} messages are selected: confirm with --count {len(chosen)}; nothing was "
-            "changed"
-        )
-    if count is not None and count != len(chosen):
-        raise StillPendingError(
-            f"{len(chosen)} messages are selected, not {count}: nothing was changed", len(chosen)
-        )

@@ -11,7 +11,7 @@ from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.model import plan as planning
 from delaylevel.model.formatting import exact_duration
-from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, default_level_topic
 from delaylevel.model.strategy import Levels
 
 from . import options
@@ -45,9 +45,13 @@ def parse_size(text: str) -> int:
     return round(float(match[1]) * _FACTORS[(match[2] or "").lower()])
 
 
-def create_options(levels: Levels, window: FinalWindow) -> str:
-    """Return the options of ``delaylevel levels create`` for a list of levels."""
-    return levels.options + f" --final-window {window.value}" * (window is FinalWindow.BROKER)
+_CREATE = "delaylevel levels create TOPIC "
+
+
+def _creation_command(levels: Levels, window: FinalWindow) -> str:
+    topic = default_level_topic("TOPIC")
+    described = LevelTopicDescription(topic, levels, ("TOPIC",), final_window=window)
+    return described.creation_command()
 
 
 @examples(
@@ -95,7 +99,7 @@ def plan(output: str, **fields: Any) -> None:
     rows = [
         {
             "units": " ".join(exact_duration(level.unit_ms) for level in item.levels),
-            "create": create_options(item.levels, load.final_window),
+            "create": _creation_command(item.levels, load.final_window).removeprefix(_CREATE),
             "partitions": item.levels.partitions,
             "window": item.window,
             "window_bytes": item.window_bytes,
@@ -114,5 +118,4 @@ def plan(output: str, **fields: Any) -> None:
         emit_one(view, _LOAD, output)
         click.echo()
         emit(rows, _PLANS, output)
-        command = f"delaylevel levels create TOPIC {create_options(best.levels, load.final_window)}"
-        note(f"Recommended: `{command}`.")
+        note(f"Recommended: `{_creation_command(best.levels, load.final_window)}`.")

@@ -6,12 +6,11 @@ from typing import Any
 
 import click
 
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError
 
 from . import options
-from .command import examples, pass_connection
-from .service import dispatch_settings, serve
+from .command import Settings, examples, pass_settings
+from .service import serve
 
 
 @examples(
@@ -25,17 +24,8 @@ from .service import dispatch_settings, serve
 @options.trigger
 @options.dispatching
 @options.metrics
-@pass_connection
-def run(
-    connection: Connection,
-    topics: tuple[str, ...],
-    namespace: str | None,
-    trigger_ms: int | None,
-    metrics_port: int | None,
-    metrics_address: str,
-    processes: int,
-    **fields: Any,
-) -> None:
+@pass_settings
+def run(settings: Settings, topics: tuple[str, ...], namespace: str | None, **fields: Any) -> None:
     """Move and release the messages of level topics.
 
     This is the mover and the dispatcher in one service, without Spark and Java. TOPIC is a business
@@ -48,13 +38,4 @@ def run(
     """
     if bool(topics) == (namespace is not None):
         raise ConfigError("give topics, or --namespace to serve all level topics of a namespace")
-    settings, metrics = dispatch_settings(**fields), (metrics_port, metrics_address)
-    serve(
-        connection,
-        topics,
-        settings,
-        metrics,
-        processes,
-        namespace=namespace,
-        trigger_ms=trigger_ms,
-    )
+    serve(settings, topics, namespace=namespace, **fields)

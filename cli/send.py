@@ -13,11 +13,10 @@ from typing import Any, BinaryIO
 
 import click
 
+from delaylevel import changes
 from delaylevel.cli.views.levels import note_undelivered, note_unsubscribed
-from delaylevel.cli.views.live import Progress
-from delaylevel.cli.views.output import emit, emit_one, failure_view, note
+from delaylevel.cli.views.output import Progress, emit, emit_one, failure_view, note
 from delaylevel.cli.views.tables import Column
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.failures import close_quietly, is_ok
 from delaylevel.cluster.schemas import find
 from delaylevel.errors import InvalidInputError
@@ -30,7 +29,7 @@ from delaylevel.producer.client import DelayLevelClient
 from delaylevel.producer.client_calls import error_of
 
 from . import options
-from .command import examples, pass_connection, settings_of
+from .command import Settings, examples, pass_settings
 from .options import DURATION, TIME
 
 _COLUMNS = (
@@ -88,9 +87,9 @@ _EXPORTED_KEYS = frozenset(
     "--jsonl", type=click.File("rb"), metavar="FILE", help="File of JSON lines; - for stdin."
 )
 @options.output
-@pass_connection
+@pass_settings
 def send(
-    connection: Connection,
+    settings: Settings,
     topic: str,
     body: str | None,
     level_topic: str | None,
@@ -135,9 +134,8 @@ def send(
         arguments["properties"] = arguments["properties"] or None
         messages = [Outgoing(content, arguments, replace=replace)]
     place = {"delay_level_topic": level_topic, "delay_level_namespace": level_namespace}
-    logger = settings_of(click.get_current_context()).client_logger()
     with contextlib.ExitStack() as stack:
-        client = DelayLevelClient.from_connection(connection, logger=logger)
+        client = settings.producer_client()
         stack.callback(close_quietly, client, "client")
         sending = _Sending(stack, client, topic, place)
         progress = Progress(f"Sending to {topic}")
@@ -199,15 +197,18 @@ class _Sending:
         self.interrupted = False
         self._place = place
         # By target and text of the schema; or the reason for which there is none.
-        self._producers: dict[tuple[str, str | None], Any] = {}
-        level_topic = self._producer(self._own, None).description.topic
+        self._producers: dict[tuple[str, str], Any] = {}
+        self._described = self._producer(self._own, None).description
         # It serves the targets of lines, too.
-        self._place = {"delay_level_topic": level_topic, "delay_level_namespace": None}
+        self._place = {"delay_level_topic": self._described.topic}
 
     def send(self, message: Outgoing) -> None:
         """Send a message; its row is complete after the next flush."""
-        message.fix_due(SystemClock().now_ms())
         arguments = message.arguments
+        after = arguments["deliver_after"]
+        if after and arguments["deliver_at"] is None:  # the row shows the due time that is sent
+            due_ms = SystemClock().now_ms() + duration_ms(after)
+            arguments |= {"deliver_at": due_ms, "deliver_after": None}
         due_ms = arguments["deliver_at"]
         row: _Row = {
             "line": message.line,
@@ -232,17 +233,15 @@ class _Sending:
             single = due_ms is not None and message.line is None
             if single and (message.replace or producer.description.cancellable):
                 receipt = producer.schedule(message.body, **arguments, replace=message.replace)
-                row.update(
-                    outcome="stored",
-                    id=receipt.id,
-                    due_ms=receipt.due_ms,
-                    message_id=_message_id(receipt),
-                    receipt=str(receipt),
-                )
+                row |= {
+                    "outcome": "stored",
+                    "id": receipt.id,
+                    "due_ms": receipt.due_ms,
+                    "message_id": _message_id(receipt),
+                    "receipt": str(receipt),
+                }
                 if message.replace:
-                    from delaylevel.changes import outcome_view
-
-                    row["replaced"] = [outcome_view(one) for one in receipt.replaced]
+                    row["replaced"] = list(map(changes.outcome_view, receipt.replaced))
             else:
                 producer.send_async(message.body, confirmed, **arguments)
         except Exception as error:
@@ -273,13 +272,12 @@ class _Sending:
         """Print notes about what keeps messages from being delivered."""
         delayed = any(row.get("due_ms") is not None for row in self.rows)
         if delayed and self._client.admin is not None:
-            described = self._producers[self._own, None].description
-            note_undelivered(self._client.admin, described, self._topic)
+            note_undelivered(self._client.admin, self._described, self._topic)
             for target in dict.fromkeys(row["target"] for row in self.rows if "target" in row):
                 note_unsubscribed(self._client.admin, TopicName.parse(target))
 
     def _producer(self, target: str, schema: SchemaRef | None) -> Any:
-        key = (target, None if schema is None else str(schema))
+        key = target, str(schema)
         if key not in self._producers:
             try:
                 self._producers[key] = self._open(target, schema)
@@ -291,22 +289,20 @@ class _Sending:
 
     def _open(self, target: str, schema: SchemaRef | None) -> Any:
         """Return a producer of payloads that are encoded by a schema, or of plain bytes."""
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = dict(self._place)
         if schema is not None:
             admin = self._client.admin
-            declared = None if admin is None else find(admin, TopicName.parse(target), schema)
-            if declared is None:
+            options["schema"] = admin and find(admin, TopicName.parse(target), schema)
+            if options["schema"] is None:
                 raise InvalidInputError(
                     f"the payload is encoded by schema {schema}, which the registry of {target} "
                     "does not have: consumers could not decode it. Register this version of the "
                     "schema for the topic first; the message was not sent"
                 )
-            options["schema"] = declared
         return self._stack.enter_context(
             self._client.create_producer(
                 target,
                 enable_delay_level_topic=True,
-                **self._place,
                 create_level_topic=False,
                 block_if_queue_full=True,
                 batching_enabled=True,
@@ -359,22 +355,9 @@ class Outgoing:
     schema: SchemaRef | None = None
     replace: bool = False
 
-    def fix_due(self, now_ms: int) -> None:
-        """Replace a delay by a due time, so that the result shows the due time that is sent."""
-        after = self.arguments["deliver_after"]
-        if after and self.arguments["deliver_at"] is None:
-            self.arguments |= {"deliver_at": now_ms + duration_ms(after), "deliver_after": None}
-
 
 def parse_line(text: str) -> Outgoing:
-    """Parse a JSON line.
-
-    Args:
-        text: an object with ``body`` (text, or null for a null value) or ``base64``. Optional keys
-            are ``key``, ``ordering_key``, ``properties``, ``event_time``, ``at`` or ``after``,
-            ``expires_at`` or ``expires_after``, ``id`` and ``target``, with the texts of these
-            options; a time may be a number. Or a line that ``pending list --payload`` has written.
-    """
+    """Parse a JSON line, as the help of ``send`` describes it; a time may be a number."""
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.errors import BrokerError
+from delaylevel.errors import BrokerError, BrokerUnreachableError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import ALL, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.topic_name import TopicName
@@ -91,7 +91,7 @@ DESCRIBE = (
     Column("held_entries", "number", head="HELD"),
     Column("dead_letter_entries", "number", head="DEAD LETTERS"),
     Column("window_entries", "number", head="WINDOW TOPIC"),
-    Column("log_entries", "number", head="RELEASE LOG"),
+    Column("log_entries", "number", head="JOURNAL"),
     Column("outcome_entries", "number", head="OUTCOMES"),
     Column("consumers"),
     Column("dispatchers"),
@@ -108,7 +108,7 @@ PARTITIONS = (
 )
 LIST_LEGEND = "PARKED: entries in the levels; a batch is one."
 LEGEND = (
-    "PARKED, HELD, DEAD LETTERS, BACKLOG: entries; a batch is one. WINDOW TOPIC, RELEASE LOG: all "
+    "PARKED, HELD, DEAD LETTERS, BACKLOG: entries; a batch is one. WINDOW TOPIC, JOURNAL: all "
     "entries that are kept, released ones included."
 )
 
@@ -135,20 +135,21 @@ def description_view(description: LevelTopicDescription) -> dict[str, Any]:
     }
 
 
-def list_view(
-    found: FoundLevelTopic, at: LevelTopicStatus | None, undelivered: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return a level topic as one row of a list; without a description, its name and problem."""
-    if found.description is None or at is None:
-        return {"topic": found.topic, "problem": found.problem, "problems": [found.problem]}
-    problems = _problems(at, undelivered)
-    problem = f"{len(problems)}: {problems[0]}" if problems else None
-    return {
-        **description_view(found.description),
-        **_state_view(at),
-        "problem": problem,
-        "problems": problems,
-    }
+def list_view(admin: TopicAdmin, found: FoundLevelTopic, now_ms: int) -> dict[str, Any]:
+    """Return a level topic as one row; one whose state cannot be read does not hide the others."""
+    problem = found.problem
+    if found.description is not None:
+        try:
+            at = status(admin, found.description, now_ms)
+            problems = _problems(at, undelivered(admin, at))
+            problem = f"{len(problems)}: {problems[0]}" if problems else None
+            state = {**description_view(found.description), **_state_view(at)}
+            return {**state, "problem": problem, "problems": problems}
+        except BrokerError as error:
+            if isinstance(error, BrokerUnreachableError) and not error.address:
+                raise  # no broker answers
+            problem = f"its state cannot be read: {error}"
+    return {"topic": found.topic, "problem": problem, "problems": [problem]}
 
 
 def problem_lines(rows: Sequence[dict[str, Any]], width: int | None) -> str:
@@ -162,7 +163,7 @@ def problem_lines(rows: Sequence[dict[str, Any]], width: int | None) -> str:
 
 
 def status_view(at: LevelTopicStatus, undelivered: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the state of a whole level topic as one row; see `list_view`."""
+    """Return the state of a whole level topic as one row."""
     return {
         **description_view(at.description),
         **_state_view(at),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from .tables import Column, render, render_one
 from .terminal import width_of, wrapped
 
 FORMATS = ("table", "json", "jsonl")
+#: Time between two lines about what takes long.
+LINE_EVERY_S = 10.0
 
 
 def emit(
@@ -80,6 +83,23 @@ def note(message: str) -> None:
     width = width_of(sys.stderr)
     with contextlib.suppress(OSError):  # nothing ends because its log cannot be written
         click.echo("\n".join(wrapped(line, width) for line in message.splitlines()), err=True)
+
+
+class Progress:
+    """The progress of a task with many messages: a line now and then."""
+
+    def __init__(self, label: str = "Reading") -> None:
+        self._label = label
+        self._done = 0
+        self._line_s = time.monotonic()
+
+    def update(self, messages: int) -> None:
+        """Add a number of messages that are done."""
+        self._done += messages
+        now_s = time.monotonic()
+        if now_s - self._line_s >= LINE_EVERY_S:
+            self._line_s = now_s
+            note(f"{self._label}: {self._done:,} messages so far.")
 
 
 def failure_view(error: BaseException) -> dict[str, Any]:

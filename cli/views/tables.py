@@ -11,14 +11,7 @@ from delaylevel.errors import InvalidInputError
 from delaylevel.model.formatting import format_duration, format_instant
 from delaylevel.model.topic_name import TopicName
 
-from .terminal import (
-    cells,
-    cut,
-    cut_in_the_middle,
-    padded,
-    printable,
-    wrapped,
-)
+from .terminal import cells, cut, cut_in_the_middle, padded, printable, wrapped
 
 Kind = Literal["text", "number", "time", "duration", "size", "topic", "id"]
 
@@ -35,11 +28,9 @@ class Column:
     """A column: its stable JSON key, and its form in a table.
 
     Args:
-        key: the key in JSON; a time or duration is an ``int`` in ms, and its key ends in ``_ms``.
-        kind: the form of the values; ``time`` prints ISO-8601 UTC to the second, ``duration``
-            prints ``1h05m``, ``size`` prints ``2.5 MB``, ``topic`` leaves out the namespace if no
-            row needs it, and numbers and durations are aligned to the right. Only ``text`` and
-            ``topic`` are cut in a narrow terminal.
+        key: a key that ends in ``_ms`` has a time or duration, as ``int`` in ms.
+        kind: ``time`` prints ISO-8601 UTC to the second, ``duration`` ``1h05m``, ``size``
+            ``2.5 MB``; ``topic`` leaves out a namespace that all rows share.
         head: the column header; by default the key in capitals, without ``_MS``.
         rank: order in which columns are left out in a narrow terminal: empty ones first, then the
             highest rank; those of rank 0 always stay.
@@ -75,12 +66,7 @@ def render(
 
 
 def render_one(item: Mapping[str, Any], columns: Sequence[Column], width: int | None = None) -> str:
-    """Return one item with a line for each column.
-
-    Args:
-        width: number of cells of a line; longer values take several lines, and lists a line for
-            each element. None for any.
-    """
+    """Return one item with a line for each column; long values take several lines."""
     titles = max((len(column.title) for column in columns), default=0)
     lines = []
     for column in columns:
@@ -154,11 +140,7 @@ def _cell(value: Any, kind: Kind, local: bool = False) -> str:
 def _fitted(
     columns: Sequence[Column], table: Sequence[Sequence[str]], width: int | None
 ) -> list[tuple[Column, Sequence[str], int]]:
-    """Return the columns that fit a width, with their texts and widths.
-
-    Texts are cut to a comfortable width; then columns are left out by their rank; then texts are
-    cut further.
-    """
+    """Return the columns that fit a width, with their texts and widths."""
     found = [
         (column, texts, max(map(cells, texts)))
         for column, texts in zip(columns, table, strict=True)
@@ -239,12 +221,11 @@ def short(messages: float, exact: bool) -> str:
 
 def rate(per_second: float | None) -> str:
     """Return a rate in the smallest unit in which it is at least 1: s, min, h or d."""
-    if per_second is None:
-        return "-"
-    for factor, unit in ((1, "s"), (60, "min"), (3600, "h"), (86_400, "d")):
-        if per_second * factor >= 1 or unit == "d":
-            return f"{per_second * factor:,.1f}/{unit}" if per_second else "0"
-    raise AssertionError("unreachable: the last unit always returns")
+    if not per_second:
+        return "-" if per_second is None else "0"
+    units = (1, "s"), (60, "min"), (3600, "h"), (86_400, "d")
+    factor, unit = next((one for one in units if per_second * one[0] >= 1), units[-1])
+    return f"{per_second * factor:,.1f}/{unit}"
 
 
 def bucket_label(from_ms: int, length_ms: int) -> str:

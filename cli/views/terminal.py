@@ -1,4 +1,4 @@
-"""The terminal: its size, and the cells that a text takes on it."""
+"""The terminal: its width, and the cells that a text takes on it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ from typing import Any
 _WORD = re.compile(r"`[^`]*`\S*|\S+")
 
 
-def size_of(stream: Any) -> os.terminal_size:
-    """Return columns and lines of a stream's terminal; 80 x 24 if there is none."""
-    try:
-        found = os.get_terminal_size(stream.fileno())
-    except (AttributeError, ValueError, OSError):
-        return shutil.get_terminal_size()
-    # Some pseudo terminals have no size until somebody sets it.
-    return found if found.columns and found.lines else os.terminal_size((80, 24))
-
-
 def width_of(stream: Any) -> int | None:
     """Return the columns of a stream's terminal; None if the stream is no terminal."""
-    return size_of(stream).columns if stream.isatty() else None
+    if not stream.isatty():
+        return None
+    try:
+        # Some pseudo terminals have no size until somebody sets it.
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (AttributeError, ValueError, OSError):
+        return shutil.get_terminal_size().columns
 
 
 def printable(text: str) -> str:

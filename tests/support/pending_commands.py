@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from delaylevel.cli import horizon, inspection, pending
+from delaylevel.cli.command import Settings
 from delaylevel.cli.main import cli
 from delaylevel.inspection import Inspector
 from delaylevel.testing import MemoryPulsar
@@ -30,7 +31,7 @@ def pending_commands(
     # The in-memory Pulsar moves and releases messages itself.
     for module in (horizon, inspection):
         monkeypatch.setattr(module, "note_undelivered", lambda *_: None)
-    monkeypatch.setattr(pending, "client_of", lambda settings: memory.client())
+    monkeypatch.setattr(Settings, "producer_client", lambda self: memory.client())
 
     def invoke(*arguments: str) -> Result:
         result = CliRunner().invoke(cli, [group, *arguments])

@@ -12,8 +12,9 @@ pytest.importorskip("pyroaring")
 
 from click.testing import CliRunner, Result
 
-from delaylevel.cli import doctor, levels
+from delaylevel.cli import doctor
 from delaylevel.cli.main import cli
+from delaylevel.cluster.rest.admin import Admin
 from delaylevel.demo import Demonstration
 from delaylevel.doctor import Finding, Problem
 from delaylevel.errors import AdminError, BrokerError, BrokerUnreachableError
@@ -43,7 +44,7 @@ def test_a_level_topic_whose_state_cannot_be_read_hides_no_other(
             return read(topic)
 
         monkeypatch.setattr(memory.admin, "partitioned_stats", refused)
-        monkeypatch.setattr(levels.Admin, "from_connection", lambda _: nullcontext(memory.admin))
+        monkeypatch.setattr(Admin, "from_connection", lambda _: nullcontext(memory.admin))
         result = CliRunner().invoke(cli, ["levels", "list", "-o", "json"])
     assert result.exit_code == 0, result
     orders, reminders = json.loads(result.stdout)

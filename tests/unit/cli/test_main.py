@@ -15,10 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from delaylevel import __version__, errors
-from delaylevel.cli.command import (
-    connection_options,
-    pass_connection,
-)
+from delaylevel.cli.command import Settings, pass_settings
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection.settings import Connection, require_reachable
 from delaylevel.cluster.failures import client_error
@@ -81,25 +78,23 @@ def test_each_error_has_an_exit_code(
     assert ("delaylevel broker start" in result.stderr) == (exit_code == 3)
 
 
-def test_options_before_and_after_the_command_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"pulsar://127.0.0.1:{server.getsockname()[1]}"
 
         @click.command()
-        @connection_options
-        @pass_connection
-        def show(connection: Connection) -> None:
+        @pass_settings
+        def show(settings: Settings) -> None:
+            connection = settings.reachable()
             click.echo(f"{connection.service_url} {connection.admin_url}")
 
         monkeypatch.setattr(type(cli), "get_command", lambda self, ctx, name: show)
         monkeypatch.setenv("DELAYLEVEL_ADMIN_URL", "http://environment:1")
-        runner = CliRunner()
-        for arguments in (["--service-url", address, "show"], ["show", "--service-url", address]):
-            result = runner.invoke(cli, arguments)
-            assert result.stdout == f"{address} http://environment:1\n", result.output
-        both = ["--admin-url", "http://outer:1", "show", "--admin-url", "http://inner:1"]
-        result = runner.invoke(cli, ["--service-url", address, *both])
-        assert result.stdout == f"{address} http://inner:1\n", "the inner option wins"
+        given = ["--service-url", address]
+        result = CliRunner().invoke(cli, [*given, "show"])
+        assert result.stdout == f"{address} http://environment:1\n", result.output
+        result = CliRunner().invoke(cli, [*given, "--admin-url", "http://given:1", "show"])
+        assert result.stdout == f"{address} http://given:1\n"
 
 
 def test_an_unreachable_broker_is_reported_at_once() -> None:
@@ -121,7 +116,7 @@ def test_the_clients_log_stays_off_stdout() -> None:
         "@click.command()\n"
         "@command.pass_settings\n"
         "def go(settings):\n"
-        "    with settings.client(settings.connection()) as client:\n"
+        "    with settings.client() as client:\n"
         "        client.create_producer('x')\n"
         "main.RootGroup.get_command = lambda self, ctx, name: go\n"
         "main.main()\n"

@@ -22,10 +22,8 @@ Send = Callable[..., Result]
 @pytest.fixture
 def send(memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch) -> Send:
     """``send("orders", …)`` to a Pulsar in memory."""
-    monkeypatch.setattr("delaylevel.cli.command.require_reachable", lambda connection: None)
     monkeypatch.setattr(
-        "delaylevel.producer.client.DelayLevelClient.from_connection",
-        lambda connection, logger: memory.client(),
+        "delaylevel.cli.command.Settings.producer_client", lambda self: memory.client()
     )
     monkeypatch.setattr("delaylevel.cli.send.note_undelivered", lambda *_: None)
     return lambda *arguments, lines=None: CliRunner().invoke(cli, ["send", *arguments], input=lines)
@@ -110,14 +108,14 @@ def test_a_body_from_stdin_is_sent_as_it_is(memory: MemoryPulsar, send: Send) ->
 def test_after_an_interruption_the_rows_are_shown(
     memory: MemoryPulsar, send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = Outgoing.fix_due, itertools.count()
+    calls = itertools.count()
 
-    def interrupted(self: Outgoing, now_ms: int) -> None:
+    def interrupted(text: str) -> Outgoing:
         if next(calls) == 3:
             raise KeyboardInterrupt
-        real(self, now_ms)
+        return parse_line(text)
 
-    monkeypatch.setattr(Outgoing, "fix_due", interrupted)
+    monkeypatch.setattr("delaylevel.cli.send.parse_line", interrupted)
     text = '{"body": "x", "after": "1d"}\n' * 9
     sent = send("orders", "--jsonl", "-", "-o", "json", lines=text)
     assert sent.exit_code == 1

@@ -143,9 +143,9 @@ def test_the_command_shows_the_horizon(filled: Filled, monkeypatch: pytest.Monke
     head, now = shown.split("\n\n")[2].splitlines()[:2]
     assert (head.split(), now.split()[0]) == (["DUE", "FROM", "(UTC)", "MESSAGES"], "now")
     view = json.loads(run("orders", "-o", "json"))
-    assert " ".join(view) == (
-        "topic target now_ms messages exact looked_at damaged "
-        "last_due_ms targets within bucket_ms profile"
+    assert " ".join(sorted(view)) == (
+        "bucket_ms damaged exact last_due_ms looked_at messages now_ms profile target targets "
+        "topic within"
     )
     assert list(view["profile"][0]) == ["from_ms", "before_ms", "messages", "parts"]
     assert view["messages"] == 50
