@@ -13,7 +13,7 @@ from delaylevel.cli.views.tables import Column
 from delaylevel.errors import AlreadyRunningError
 
 from . import options
-from .command import examples
+from .options import Group, examples
 
 _COLUMNS = (
     Column("name"),
@@ -48,12 +48,7 @@ def view(status: BrokerStatus) -> dict[str, Any]:
     }
 
 
-@examples(
-    "delaylevel broker start",
-    "delaylevel broker status -o json",
-    "delaylevel broker stop",
-)
-@click.group()
+@click.group(cls=Group)
 def broker() -> None:
     """Run a private Pulsar broker, without Docker.
 

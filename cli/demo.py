@@ -14,7 +14,7 @@ from delaylevel.cli.views.tables import Column
 from delaylevel.model.formatting import format_duration
 
 from . import options
-from .command import examples
+from .options import examples
 
 if TYPE_CHECKING:
     from delaylevel.demo import Demonstration

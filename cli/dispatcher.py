@@ -7,12 +7,11 @@ from typing import Any
 import click
 
 from . import options
-from .command import Settings, examples, pass_settings
+from .options import Group, Settings, examples, pass_settings
 from .service import serve
 
 
-@examples("delaylevel dispatcher run orders")
-@click.group()
+@click.group(cls=Group)
 def dispatcher() -> None:
     """Release due messages from the final window.
 

@@ -24,8 +24,7 @@ from delaylevel.mover.dead_letters import DeadLetter, Disposed
 from delaylevel.topics.registry import describe
 
 from . import options
-from .command import Settings, examples
-from .options import Parsed
+from .options import Group, Parsed, Settings
 
 if TYPE_CHECKING:
     from delaylevel.cluster.rest.admin import Admin
@@ -62,13 +61,7 @@ _subscription = click.option(
 _reason = click.option("--reason", metavar="TEXT", help="Part of the reason to match.")
 
 
-@examples(
-    "delaylevel dlq list orders",
-    "delaylevel dlq show orders 12:0:-1",
-    "delaylevel dlq replay orders --all",
-    "delaylevel dlq discard orders --reason 'not a parked message' --count 3",
-)
-@click.group()
+@click.group(cls=Group)
 def dlq() -> None:
     """Show, replay or discard dead letters.
 

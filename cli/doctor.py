@@ -15,7 +15,7 @@ from delaylevel.doctor import Finding, State
 from delaylevel.model.delivery import Delivery
 
 from . import options
-from .command import Settings, examples, pass_settings
+from .options import Settings, examples, pass_settings
 
 _MARKS = {State.OK: "ok", State.WARNING: "warn", State.FAILED: "FAIL", State.SKIPPED: "-"}
 

@@ -17,8 +17,8 @@ from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
 
 from . import options
-from .command import Settings, examples, pass_settings
 from .inspection import inspector
+from .options import Settings, examples, pass_settings
 
 
 def _within_view(row: DueWithin) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from delaylevel.topics.scan import DEFAULT_SLACK_MS
 from delaylevel.web.reports import TOKEN_VARIABLE
 
 from . import options
-from .command import Settings
-from .options import DURATION_MS, TIME, together
+from .options import DURATION_MS, TIME, Settings, together
 
 
 def inspector(settings: Settings, topic: str, **options: Any) -> Inspector:

@@ -10,12 +10,11 @@ import click
 
 from delaylevel.cli.views.levels import (
     DESCRIBE,
-    DESCRIPTION,
     LEGEND,
     LIST,
     LIST_LEGEND,
     PARTITIONS,
-    description_view,
+    emit_description,
     list_view,
     note_unsubscribed,
     partition_view,
@@ -31,16 +30,11 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import exact_duration, parse_duration, shell
 from delaylevel.model.level_topic import (
     ALL,
-    DEFAULT_HOLD_PAUSE_MS,
-    DEFAULT_WINDOW_PARTITIONS,
     LEVEL_PREFIX,
     LEVEL_SUFFIX,
     MOST_WINDOW_PARTITIONS,
-    SIZE_ATTRIBUTE,
-    Expired,
     FinalWindow,
     LevelTopicDescription,
-    MissingTarget,
     Mover,
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -51,17 +45,20 @@ from delaylevel.topics.status import status
 from delaylevel.topics.targets import keep
 
 from . import options
-from .command import Settings, examples, pass_settings
-from .options import DURATION, DURATION_MS, UNIT, Parsed, parse_unit
-
-
-@examples(
-    "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
-    "delaylevel levels list",
-    "delaylevel levels describe orders",
-    "delaylevel levels expand orders --max-delay 60d",
+from .options import (
+    DURATION,
+    DURATION_MS,
+    UNIT,
+    Group,
+    Parsed,
+    Settings,
+    examples,
+    parse_unit,
+    pass_settings,
 )
-@click.group()
+
+
+@click.group(cls=Group)
 def levels() -> None:
     """Create and manage level topics.
 
@@ -82,7 +79,7 @@ def pause(settings: Settings, topic: str, target: str | None, output: str) -> No
     """
     with settings.admin() as admin:
         after = lifecycle.pause(admin, topic, target, SystemClock())
-    emit_one(description_view(after), DESCRIPTION, output)
+    emit_description(after, output)
     note("Every dispatcher follows within five seconds.")
 
 
@@ -109,7 +106,7 @@ def resume(settings: Settings, topic: str, target: str | None, spread_ms: int, o
     """
     with settings.admin() as admin:
         after = lifecycle.resume(admin, topic, target, SystemClock(), spread_ms)
-    emit_one(description_view(after), DESCRIPTION, output)
+    emit_description(after, output)
     if spread_ms:
         note(f"The messages that wait are released over {exact_duration(spread_ms)}.")
     left = [name for name, _ in after.pauses.paused]
@@ -125,7 +122,7 @@ _DRAINED = (
     Column("dead", "number", head="DEAD LETTERS"),
     Column("dropped", "number"),
     Column("expired", "number"),
-    Column("left", "number", head="STILL HELD"),
+    Column("held", "number", head="STILL HELD"),
 )
 _DELETED = (
     Column("topic", "topic", head="LEVEL TOPIC"),
@@ -178,7 +175,7 @@ def expand(
     finer = {level.unit: level.maximum_delay for level in then}
     with settings.level_topic(topic) as (admin, before):
         after = lifecycle.expand(admin, before.topic, maximum_delay, finer)
-    emit_one(description_view(after), DESCRIPTION, output)
+    emit_description(after, output)
     added = after.levels.partitions - before.levels.partitions
     note(f"{added} partitions added. Configure the new maximum in producers without an admin URL.")
     if after.mover is Mover.FUNCTION:
@@ -214,25 +211,16 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
             progress=lambda count: note(f"{count:,} messages") if settings.verbosity else None,
             target_client=settings.open_client,
         )
-    left = report.held.total()
-    view = {
-        "topic": described.topic,
-        "window": report.window,
-        "due": report.due,
-        "dead": report.dead.total(),
-        "dropped": report.dropped.total(),
-        "expired": report.expired.total(),
-        "left": left,
-    }
-    emit_one(view, _DRAINED, output)
+    counts = report.counts()
+    emit_one({"topic": described.topic, **counts}, _DRAINED, output)
     if report.window and described.final_window is FinalWindow.BROKER:
         note(
             f"{report.window:,} messages wait in their business topics now: `delaylevel pending` "
             "and `delaylevel horizon` no longer show them."
         )
-    if left:
+    if counts["held"]:
         note(
-            f"{left} messages are still held because their targets refuse messages: "
+            f"{counts['held']} messages are still held because their targets refuse messages: "
             "`delaylevel doctor` shows missing targets."
         )
 
@@ -298,7 +286,7 @@ def set_(
             full = TopicName.parse(topic).full
             for name in (full,) if full in after.targets else after.targets:
                 keep(admin, TopicName.parse(name))
-    emit_one(description_view(after), DESCRIPTION, output)
+    emit_description(after, output)
 
 
 @options.topic_command(
@@ -351,20 +339,20 @@ def set_(
 @click.option(
     "--window-partitions",
     type=click.IntRange(1, MOST_WINDOW_PARTITIONS),
-    default=DEFAULT_WINDOW_PARTITIONS,
+    default=LevelTopicDescription.window_partitions,
     help="Number of window partitions for the dispatchers to share (with a tracker).",
 )
 @click.option(
     "--hold-pause",
     "hold_pause_ms",
     type=DURATION_MS,
-    default=exact_duration(DEFAULT_HOLD_PAUSE_MS),
+    default=exact_duration(LevelTopicDescription.hold_pause_ms),
     help="Pause before a message is sent again to a target that refused it.",
 )
-@options.on_missing_target(default=MissingTarget.HOLD.value)
+@options.on_missing_target(default=LevelTopicDescription.on_missing_target.value)
 @options.expire_after(default="0s")
-@options.expired(default=Expired.DROP.value)
-@options.attribute(default=SIZE_ATTRIBUTE)
+@options.expired(default=LevelTopicDescription.expired.value)
+@options.attribute(default=LevelTopicDescription.attribute)
 def create(
     settings: Settings,
     topic: str,
@@ -414,7 +402,7 @@ def create(
         if keep_target:
             for name in names:
                 keep(admin, name)
-        emit_one(description_view(made), DESCRIPTION, output)
+        emit_description(made, output)
         if existed:
             note("The level topic exists already: it keeps its settings, and has all targets now.")
         if made.final_window is FinalWindow.TRACKER:
@@ -448,13 +436,10 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
     with settings.admin() as admin:
         found = topics.list_level_topics(admin, namespace)
         rows = [list_view(admin, item, now_ms) for item in found]
-    if output in ("json", "jsonl"):
-        emit(rows, LIST, output)
-        return
-    shown = [{**row, "problem_count": len(row["problems"])} for row in rows]
-    emit(shown, LIST, output, empty=f"No level topics in {namespace}.", legend=LIST_LEGEND)
+    empty = f"No level topics in {namespace}."
+    emit(rows, LIST, output, empty=empty, legend=LIST_LEGEND)
     problems = problem_lines(rows, width_of(sys.stdout))
-    if problems:
+    if problems and output == "table":
         click.echo(problems)
 
 

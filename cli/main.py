@@ -23,7 +23,7 @@ from delaylevel.errors import (
     MessageTooLargeError,
 )
 
-from .command import LOG_FORMAT, Settings, examples
+from .options import LOG_FORMAT, Settings, examples
 
 # Commands by section of the help. Each has a module of the same name, which is imported on first
 # use, so that `delaylevel broker` never loads Spark.
@@ -56,33 +56,41 @@ _NOT_REACHED = (
 )
 
 
+class WrongInput(click.ClickException):
+    """Error for input that cannot be used."""
+
+    exit_code = 2
+
+
+class NotReached(click.ClickException):
+    """Error for a broker that does not answer."""
+
+    exit_code = 3
+
+
 def translate(error: BaseException) -> click.ClickException | None:
     """Return the command line's error for an exception, or None for a bug in this program."""
-
-    def failure(text: str, exit_code: int = 1) -> click.ClickException:
-        found = click.ClickException(text)
-        found.exit_code = exit_code
-        return found
-
     text = str(error) or type(error).__name__
     if isinstance(error, BrokerUnreachableError):
-        return failure(text + _NOT_REACHED, 3)
+        return NotReached(text + _NOT_REACHED)
     if isinstance(error, DelayLevelError) and type(error) is not ClientError:
         wrong = isinstance(error, InvalidInputError)
         # What the broker refuses, or cannot store, is no wrong usage.
         other = isinstance(error, (BrokerError, MessageTooLargeError))
-        return failure(text, 2 if wrong and not other else 1)
+        return (WrongInput if wrong and not other else click.ClickException)(text)
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
         if name in _EXTRAS:
-            return failure(f"this command needs {name}: pip install 'delaylevel[{_EXTRAS[name]}]'")
+            return click.ClickException(
+                f"this command needs {name}: pip install 'delaylevel[{_EXTRAS[name]}]'"
+            )
     pulsar_error = getattr(sys.modules.get("pulsar"), "PulsarException", ClientError)
     if isinstance(error, (ClientError, pulsar_error)):
         name = getattr(error, "name", type(error).__name__)
         if name in _UNREACHABLE_CLIENT_ERRORS:
             text = "the broker does not answer, or it refuses the token; the Pulsar client reports"
-            return failure(f"{text} only {name}{_NOT_REACHED}", 3)
-        return failure(f"the Pulsar client reports {name}: {text}")
+            return NotReached(f"{text} only {name}{_NOT_REACHED}")
+        return click.ClickException(f"the Pulsar client reports {name}: {text}")
     return None
 
 
@@ -191,7 +199,7 @@ _EXISTING = click.Path(exists=True, dir_okay=False)
     __version__, "--version", prog_name="delaylevel", help="Show the version of this program."
 )
 @click.pass_context
-def cli(ctx: click.Context, verbose: int, **connection: Any) -> None:
+def cli(ctx: click.Context, /, verbose: int, **connection: Any) -> None:
     """Send long-delayed messages through Apache Pulsar.
 
     A setting comes from its option, then from the environment (DELAYLEVEL_SERVICE_URL,

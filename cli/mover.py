@@ -16,7 +16,7 @@ from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import Role
 
 from . import options
-from .command import Settings, examples, pass_settings
+from .options import Group, Settings, examples, pass_settings
 from .service import Starting, addresses, serving_lines
 
 _DEPLOYED = (
@@ -35,7 +35,7 @@ _STATUS = (
     Column("behind_ms", "duration"),
     Column("held_entries", "number", head="HELD"),
     Column("dead_letter_entries", "number", head="DEAD LETTERS"),
-    Column("problems"),
+    Column("problems", "count"),
 )
 _INSTANCES = (
     Column("instance", "number"),
@@ -46,13 +46,7 @@ _INSTANCES = (
 )
 
 
-@examples(
-    "delaylevel mover run orders",
-    "delaylevel mover run orders invoices --once",
-    "delaylevel mover deploy orders",
-    "delaylevel mover status orders",
-)
-@click.group()
+@click.group(cls=Group)
 def mover() -> None:
     """Hand off near-due messages from level topics.
 
@@ -157,10 +151,8 @@ def status(settings: Settings, topic: str, output: str) -> None:
         "dead_letter_entries": at.level.entries(Role.DEAD_LETTER),
         "problems": list(at.problems),
     }
-    if output in ("json", "jsonl"):
-        emit_one({**view, "instances": rows}, _STATUS, output)
-    else:
-        emit_one({**view, "problems": len(at.problems) or "none"}, _STATUS, output)
+    emit_one({**view, "instances": rows}, _STATUS, output)
+    if output == "table":
         click.echo()
         emit(rows, _INSTANCES, output)
         for line in at.problems:

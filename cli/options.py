@@ -1,30 +1,145 @@
-"""Options that several commands share."""
+"""What commands share: settings, options, and the examples in their help."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from delaylevel.cli.views.output import FORMATS
+from delaylevel.cluster import logs
+from delaylevel.cluster.connection.settings import Connection, require_reachable
 from delaylevel.model.clock import duration_ms, instant_ms
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.formatting import parse_duration, parse_iso
-from delaylevel.model.level_topic import Expired, FinalWindow, MissingTarget, Mover
+from delaylevel.model.level_topic import (
+    Expired,
+    FinalWindow,
+    LevelTopicDescription,
+    MissingTarget,
+    Mover,
+)
 from delaylevel.model.strategy import PartitionBy
 from delaylevel.model.topic_name import parse_namespace
 
-from .command import examples, pass_settings
+if TYPE_CHECKING:
+    from delaylevel.cluster.rest.admin import Admin
+    from delaylevel.producer.client import DelayLevelClient
 
+Command = TypeVar("Command", bound=click.Command)
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: The format of the log on stderr.
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+# The width of the help in a terminal of 80 columns.
+_EXAMPLE_WIDTH = 76
 # Smaller numbers (before March 1973) are more likely seconds that were given by mistake.
 _SMALLEST_EPOCH_MS = 100_000_000_000
+
+
+def _divided(line: str) -> str:
+    """Return a command line divided before its options, as a shell takes it."""
+    if len(line) + 2 <= _EXAMPLE_WIDTH:
+        return f"  {line}"
+    first, *words = re.split(r" (?=--|\|)", line)
+    lines = [f"  {first}"]
+    for word in words:
+        if len(lines[-1]) + len(word) + 3 <= _EXAMPLE_WIDTH:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"      {word}")
+    return " \\\n".join(lines)
+
+
+def examples(*lines: str) -> Callable[[Command], Command]:
+    """Add the ``Examples:`` part of a command's help."""
+
+    def add(command: Command) -> Command:
+        command.epilog = "\b\nExamples:\n" + "\n".join(map(_divided, lines))
+        return command
+
+    return add
+
+
+class Group(click.Group):
+    """A group of commands, whose help has the first example of each."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        found = (self.commands[name].epilog or "" for name in self.list_commands(ctx))
+        self.epilog = "\n  delaylevel".join(
+            ("\b\nExamples:", *(text.split("\n  delaylevel")[1] for text in found))
+        )
+        super().format_epilog(ctx, formatter)
+
+
+@dataclass
+class Settings:
+    """The options given before a command runs; ``@pass_settings`` finds them here."""
+
+    flags: dict[str, Any] = field(default_factory=dict)
+    verbosity: int = 0
+
+    @functools.cached_property
+    def connection(self) -> Connection:
+        """The connection, without contacting anything."""
+        return Connection.load(**self.flags)
+
+    def reachable(self) -> Connection:
+        """Return the connection if the cluster answers."""
+        require_reachable(self.connection)
+        return self.connection
+
+    def client_logger(self) -> Any:
+        """Return a logger for the Pulsar client, which logs to stdout by default."""
+        return logs.for_verbosity(self.verbosity)
+
+    def open_client(self) -> Any:
+        """Open a ``pulsar.Client`` with that logger."""
+        return self.connection.open_client(logger=self.client_logger())
+
+    def client(self) -> contextlib.closing[Any]:
+        """Open a ``pulsar.Client`` for a ``with`` block, if the broker answers."""
+        self.reachable()
+        return contextlib.closing(self.open_client())
+
+    def producer_client(self) -> DelayLevelClient:
+        """Open a client for producers, if the broker answers."""
+        from delaylevel.producer.client import DelayLevelClient
+
+        return DelayLevelClient.from_connection(self.reachable(), logger=self.client_logger())
+
+    def admin(self) -> Admin:
+        """Connect to the admin interface, for a ``with`` block."""
+        from delaylevel.cluster.rest.admin import Admin
+
+        return Admin.from_connection(self.connection)
+
+    @contextlib.contextmanager
+    def level_topic(
+        self, name: str, *, unfinished: bool = False
+    ) -> Iterator[tuple[Admin, LevelTopicDescription]]:
+        """Connect to the admin interface and find the level topic that a topic belongs to."""
+        from delaylevel.topics.registry import describe
+
+        with self.admin() as admin:
+            yield admin, describe(admin, name, search=True, unfinished=unfinished)
+
+
+# Passes the `Settings` to the command as its first argument.
+pass_settings: Callable[[Callable[..., Any]], Callable[..., Any]] = click.make_pass_decorator(
+    Settings, ensure=True
+)
 
 
 def parse_unit(text: str) -> PartitionBy | timedelta:
@@ -64,17 +179,12 @@ def parse_time_ms(text: str, now_ms: int) -> int:
     return instant_ms(moment)
 
 
-def parse_pairs(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> dict[str, str]:
-    """Parse KEY=VALUE texts into a dict; the callback of a repeatable option."""
-    pairs = {}
-    for text in values:
-        name, separator, value = text.partition("=")
-        if not separator or not name.strip():
-            raise click.BadParameter(f"{text!r} is not KEY=VALUE", ctx, param)
-        pairs[name] = value
-    return pairs
+def parse_pair(text: str) -> tuple[str, str]:
+    """Parse KEY=VALUE."""
+    name, separator, value = text.partition("=")
+    if not separator or not name.strip():
+        raise ValueError(f"{text!r} is not KEY=VALUE")
+    return name, value
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
@@ -123,9 +233,13 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
     return add
 
 
-pairs = functools.partial(click.option, multiple=True, metavar="KEY=VALUE", callback=parse_pairs)
-
-
+pairs = functools.partial(
+    click.option,
+    type=Parsed("key=value", parse_pair),
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=lambda _, __, found: dict(found),
+)
 output = click.option(
     "-o", "--output", type=click.Choice(FORMATS), default="table", help="Format of the result."
 )

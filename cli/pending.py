@@ -21,9 +21,8 @@ from delaylevel.model.outcome import Receipt
 from delaylevel.producer.receipts import check_cancellable
 
 from . import options
-from .command import Settings, examples
 from .inspection import id_option, inspector, query, selection_options
-from .options import DURATION, together
+from .options import DURATION, Group, Settings, together
 
 if TYPE_CHECKING:
     from delaylevel.inspection.rows import PendingRow
@@ -59,7 +58,7 @@ _ROWS: tuple[Column, ...] = (
 )
 
 
-class _Group(click.Group):
+class _Group(Group):
     """A group in which ``delaylevel pending TOPIC`` means ``delaylevel pending list TOPIC``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -73,13 +72,6 @@ class _Group(click.Group):
         return super().parse_args(ctx, args)
 
 
-@examples(
-    "delaylevel pending orders --from +1h --to +2h",
-    "delaylevel pending list orders --where 'size > 1000' --limit 20",
-    "delaylevel pending list orders --key customer-7",
-    "delaylevel pending average orders size --to +1d",
-    "delaylevel pending cancel orders --key customer-7 --count 3",
-)
 @click.group(cls=_Group)
 def pending() -> None:
     """Inspect pending messages, and cancel or reschedule them.

@@ -15,8 +15,7 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, def
 from delaylevel.model.strategy import Levels
 
 from . import options
-from .command import examples
-from .options import DURATION, Parsed
+from .options import DURATION, Parsed, examples
 
 _LOAD = (
     Column("pending", "number"),

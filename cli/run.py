@@ -9,7 +9,7 @@ import click
 from delaylevel.errors import ConfigError
 
 from . import options
-from .command import Settings, examples, pass_settings
+from .options import Settings, examples, pass_settings
 from .service import serve
 
 

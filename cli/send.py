@@ -29,8 +29,7 @@ from delaylevel.producer.client import DelayLevelClient
 from delaylevel.producer.client_calls import error_of
 
 from . import options
-from .command import Settings, examples, pass_settings
-from .options import DURATION, TIME
+from .options import DURATION, TIME, Settings, examples, pass_settings
 
 _COLUMNS = (
     Column("line", "number"),

@@ -24,7 +24,7 @@ from delaylevel.cluster.threads import END_S, stop_on_signals
 from delaylevel.model.level_topic import LEVEL_SUFFIX, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
-from .command import LOG_FORMAT, Settings
+from .options import LOG_FORMAT, Settings
 
 if TYPE_CHECKING:
     from delaylevel.dispatcher.assignment import ServedGroup

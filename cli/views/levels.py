@@ -15,7 +15,7 @@ from delaylevel.topics.registry import FoundLevelTopic
 from delaylevel.topics.status import LevelTopicStatus, PartitionStatus, status
 from delaylevel.topics.targets import unsubscribed
 
-from .output import note
+from .output import emit_one, note
 from .tables import Column
 from .terminal import wrapped
 
@@ -83,7 +83,7 @@ STATE = (
 LIST = (
     *(column for column in DESCRIPTION if column.rank or column.key == "topic"),
     *STATE,
-    Column("problem_count", "number", head="PROBLEMS"),
+    Column("problems", "count"),
 )
 DESCRIBE = (
     *DESCRIPTION,
@@ -111,6 +111,11 @@ LEGEND = (
     "PARKED, HELD, DEAD LETTERS, BACKLOG: entries; a batch is one. WINDOW TOPIC, JOURNAL: all "
     "entries that are kept, released ones included."
 )
+
+
+def emit_description(described: LevelTopicDescription, output: str) -> None:
+    """Print the description of a level topic."""
+    emit_one(description_view(described), DESCRIPTION, output)
 
 
 def description_view(description: LevelTopicDescription) -> dict[str, Any]:

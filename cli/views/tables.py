@@ -13,10 +13,10 @@ from delaylevel.model.topic_name import TopicName
 
 from .terminal import cells, cut, cut_in_the_middle, padded, printable, wrapped
 
-Kind = Literal["text", "number", "time", "duration", "size", "topic", "id"]
+Kind = Literal["text", "number", "count", "time", "duration", "size", "topic", "id"]
 
 # Numbers are aligned to the right, and texts can be cut.
-_NUMBERS, _TEXTS = ("number", "duration", "size"), ("text", "topic")
+_NUMBERS, _TEXTS = ("number", "count", "duration", "size"), ("text", "topic")
 _GAP = 2
 # Widths to which texts are cut: first to the comfortable one; then columns are left out; and only
 # then to the least one.
@@ -30,7 +30,8 @@ class Column:
     Args:
         key: a key that ends in ``_ms`` has a time or duration, as ``int`` in ms.
         kind: ``time`` prints ISO-8601 UTC to the second, ``duration`` ``1h05m``, ``size``
-            ``2.5 MB``; ``topic`` leaves out a namespace that all rows share.
+            ``2.5 MB``, ``count`` the length of a list; ``topic`` leaves out a namespace that all
+            rows share.
         head: the column header; by default the key in capitals, without ``_MS``.
         rank: order in which columns are left out in a narrow terminal: empty ones first, then the
             highest rank; those of rank 0 always stay.
@@ -119,6 +120,8 @@ def _cell(value: Any, kind: Kind, local: bool = False) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
+        if kind == "count":
+            return f"{len(value):,}"
         return ", ".join(_cell(one, kind, local) for one in value) or "-"
     if isinstance(value, (int, float)):
         if kind == "time":

@@ -9,11 +9,11 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
-log = logging.getLogger(__name__)
+from delaylevel.cluster.connection.local_brokers import SavedInstance
 
+log = logging.getLogger(__name__)
 
 ConfValue = str | int | float | bool
 
@@ -45,23 +45,13 @@ def _loopback() -> dict[str, str]:
     return {"listeningInterface": min(names)} if names else {}
 
 
-def write_conf(
-    home: Path,
-    folder: Path,
-    *,
-    service_port: int,
-    web_port: int,
-    overrides: Mapping[str, str],
-) -> None:
-    """Write the ``conf`` folder of one instance: the server's, with our ports and overrides.
+def write_conf(home: Path, folder: Path, instance: SavedInstance) -> None:
+    """Replace the ``conf`` folder of an instance by the server's, with its ports and settings.
 
-    An override that only the functions worker knows, such as ``useTls``, goes into its file. An
-    override that no configuration file mentions causes a warning, because Pulsar ignores it
-    silently.
-
-    Args:
-        folder: the ``conf`` folder of the instance, which is replaced.
+    A setting that only the functions worker knows, such as ``useTls``, goes into its file. One that
+    no configuration file mentions causes a warning, because Pulsar ignores it silently.
     """
+    overrides = instance.conf
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(home / "conf", folder)
     known = _names(home / "conf")
@@ -79,8 +69,8 @@ def write_conf(
         # By default, all instances share one folder of the server for the packages of functions.
         "STORAGE_PATH": f"{data}/data/packages",
         **{name: value for name, value in overrides.items() if name not in workers},
-        "brokerServicePort": str(service_port),
-        "webServicePort": str(web_port),
+        "brokerServicePort": str(instance.service_port),
+        "webServicePort": str(instance.web_port),
         "bindAddress": "127.0.0.1",
         **_loopback(),
     }
@@ -107,12 +97,9 @@ def _names(conf: Path) -> set[str]:
     return set(re.findall(r"(?m)^\s*#?\s*([A-Za-z_][\w.]*)=", text))
 
 
-def start_command(home: Path, directory: Path, *, functions: bool, bookie_port: int) -> list[str]:
-    """Return the command that starts the instance, without stream storage (``-nss``).
-
-    ``bin/pulsar`` replaces itself by the JVM, so the process ID of the command is that of the JVM.
-    ``home`` is the directory of the server, ``directory`` that of the instance.
-    """
+def start_command(home: Path, directory: Path, instance: SavedInstance) -> list[str]:
+    """Return the command that starts the instance, without stream storage (``-nss``)."""
+    # `bin/pulsar` replaces itself by the JVM, which so has the process ID of the command.
     return [
         str(home / "bin" / "pulsar"),
         "standalone",
@@ -121,11 +108,11 @@ def start_command(home: Path, directory: Path, *, functions: bool, bookie_port: 
         "-nss",
         *(
             ["--functions-worker-conf", str(directory / "conf" / "functions_worker.yml")]
-            if functions
+            if instance.functions
             else ["-nfw"]
         ),
         "--bookkeeper-port",
-        str(bookie_port),
+        str(instance.bookie_port),
         "--bookkeeper-dir",
         str(directory / "data" / "bookkeeper"),
         "--metadata-dir",
@@ -133,7 +120,7 @@ def start_command(home: Path, directory: Path, *, functions: bool, bookie_port: 
     ]
 
 
-def environment(directory: Path, *, java: str, functions: bool, heap_mb: int) -> dict[str, str]:
+def environment(directory: Path, instance: SavedInstance, java: str) -> dict[str, str]:
     """Return the environment of the instance: a small heap, and no settings of another Pulsar."""
     environ = {
         name: value
@@ -141,9 +128,10 @@ def environment(directory: Path, *, java: str, functions: bool, heap_mb: int) ->
         if not name.startswith(_FOREIGN_PREFIXES) and name != "OPTS"
     }
     path = [str(Path(java).parent), environ.get("PATH", os.defpath)]
-    if functions:
+    if instance.functions:
         # The functions worker starts `python3` from the PATH: it must be able to import delaylevel.
         path.insert(0, str(Path(sys.executable).parent))
+    heap_mb = instance.heap_mb
     return environ | {
         "PATH": os.pathsep.join(path),
         "PULSAR_STANDALONE_CONF": str(directory / "conf" / "standalone.conf"),

@@ -34,13 +34,7 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import AlreadyRunningError, BrokerError, InvalidInputError
 
 from . import process
-from .conf import (
-    ConfValue,
-    conf_text,
-    environment,
-    start_command,
-    write_conf,
-)
+from .conf import ConfValue, conf_text, environment, start_command, write_conf
 from .distribution import PULSAR_VERSION, Report, fetch, java, locked, release_of
 
 log = logging.getLogger(__name__)
@@ -51,16 +45,6 @@ _POLL_SECONDS = 0.1
 # Logged by the broker when the registration of its storage node (bookie) is deleted.
 _INVALIDATED = re.compile(rb"Lock on resource /ledgers/available/\S+ was invalidated")
 _MAX_INVALIDATED = 4
-
-
-class NotReadyError(Exception):
-    """A broker that ended or was not ready in time; the text says which."""
-
-
-class RegistrationLoopError(NotReadyError):
-    """A storage node that registers in an endless loop: the broker must be started again."""
-
-
 _START_ATTEMPTS = 5
 _PORT_WAIT_SECONDS = 5
 
@@ -256,29 +240,25 @@ class EmbeddedBroker:
         for attempt in range(1, _START_ATTEMPTS + 1):
             saved = self._launch(home, saved)
             try:
-                self._wait_ready(saved, timeout_seconds)
-                return
-            except RegistrationLoopError as error:
-                self._end(saved.pid, timeout_seconds=10)
-                if attempt == _START_ATTEMPTS:
-                    raise BrokerError(f"The embedded broker {self.name!r} {error}.") from None
-                log.info("starting the broker %r again: it %s", self.name, error)
-            except NotReadyError as error:
-                ending = self.logs(15)
-                self._end(saved.pid, timeout_seconds=5)
-                if "BindException" not in self.logs(500) or attempt == _START_ATTEMPTS:
-                    raise BrokerError(
-                        f"The embedded broker {self.name!r} {error}. "
-                        f"Its log, {self.log_file}, ends:\n{ending}"
-                    ) from None
-                log.info("another process took a port; trying other ports: the broker %s", error)
-                saved = replace(saved, service_port=0, web_port=0)
+                problem = self._wait_ready(saved, timeout_seconds)
             except BaseException:
                 self._end(saved.pid, timeout_seconds=5)
                 raise
+            if not problem:
+                return
+            ending, looping = self.logs(15), self._is_registering()
+            self._end(saved.pid, timeout_seconds=10)
+            if attempt == _START_ATTEMPTS or not (looping or "BindException" in self.logs(500)):
+                raise BrokerError(
+                    f"The embedded broker {self.name!r} {problem}. Its log, {self.log_file}, "
+                    f"ends:\n{ending}"
+                )
+            log.info("starting the broker %r again: it %s", self.name, problem)
+            if not looping:  # another process took a port
+                saved = replace(saved, service_port=0, web_port=0)
 
-    def _wait_ready(self, saved: SavedInstance, timeout_seconds: float) -> None:
-        """Poll the admin REST interface until all required parts of the broker respond."""
+    def _wait_ready(self, saved: SavedInstance, timeout_seconds: float) -> str:
+        """Poll the admin interface until all required parts respond; return why they do not."""
         # `health` responds before the namespaces and the functions worker do.
         pending = ["/admin/v2/brokers/health", "/admin/v2/namespaces/public/default"]
         if saved.functions:
@@ -287,15 +267,16 @@ class EmbeddedBroker:
         limit = time.monotonic() + timeout_seconds
         result = "no response"
         with urllib3.PoolManager(retries=False, timeout=10, headers=headers) as pool:
-            while pending:
+            while True:
                 code = self._child.poll() if self._child is not None else None
                 if code is not None:
-                    raise NotReadyError(f"ended with code {code} before it was ready")
-                self._check_registration()
+                    return f"ended with code {code} before it was ready"
+                if self._is_registering():
+                    return "does not become stable: its storage node registers in an endless loop"
+                if not pending:
+                    return ""
                 if time.monotonic() > limit:
-                    raise NotReadyError(
-                        f"was not ready within {timeout_seconds:g} s ({pending[0]}: {result})"
-                    )
+                    return f"was not ready within {timeout_seconds:g} s ({pending[0]}: {result})"
                 try:
                     answer = pool.request("GET", saved.admin_url + pending[0])
                 except urllib3.exceptions.HTTPError as error:
@@ -306,10 +287,9 @@ class EmbeddedBroker:
                         continue
                     result = f"HTTP status {answer.status}"
                 time.sleep(_POLL_SECONDS)
-        self._check_registration()
 
-    def _check_registration(self) -> None:
-        """Raise an error for a storage node that registers in an endless loop, as the log says.
+    def _is_registering(self) -> bool:
+        """Return True if the storage node registers in an endless loop, as the log says.
 
         After a crash, the node finds its earlier registration and deletes it. If the notification
         of this deletion arrives after the new registration, the broker (4.0.8) takes it for a
@@ -317,10 +297,7 @@ class EmbeddedBroker:
         and so on. Meanwhile the node comes and goes, and attempts to open a ledger fail at random.
         A regular stop leaves no registration behind.
         """
-        if len(_INVALIDATED.findall(self.log_file.read_bytes())) > _MAX_INVALIDATED:
-            raise RegistrationLoopError(
-                "does not become stable: its storage node registers in an endless loop"
-            )
+        return len(_INVALIDATED.findall(self.log_file.read_bytes())) > _MAX_INVALIDATED
 
     def _settings(self) -> SavedInstance:
         """Return the settings of the next start: those given, then those of the last start."""
@@ -344,44 +321,25 @@ class EmbeddedBroker:
         if not (self.directory / "data" / "metadata").exists():
             # Chosen once: the stored data names the storage node by its port.
             bookie_port = fresh.pop()
-        write_conf(
-            home,
-            self.directory / "conf",
-            service_port=ports[0],
-            web_port=ports[1],
-            overrides=settings.conf,
+        settings = replace(
+            settings, service_port=ports[0], web_port=ports[1], bookie_port=bookie_port
         )
+        write_conf(home, self.directory / "conf", settings)
         self.log_file.parent.mkdir(exist_ok=True)
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_suffix(".log.1"))
         with self.log_file.open("wb") as output:
             self._child = subprocess.Popen(
-                start_command(
-                    home,
-                    self.directory,
-                    functions=settings.functions,
-                    bookie_port=bookie_port,
-                ),
-                env=environment(
-                    self.directory,
-                    java=java(),
-                    functions=settings.functions,
-                    heap_mb=settings.heap_mb,
-                ),
+                start_command(home, self.directory, settings),
+                env=environment(self.directory, settings, java()),
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        launched = replace(
-            settings,
-            pid=self._child.pid,
-            service_port=ports[0],
-            web_port=ports[1],
-            started_ms=time.time_ns() // 1_000_000,
-            bookie_port=bookie_port,
-        )
+        started_ms = time.time_ns() // 1_000_000
+        launched = replace(settings, pid=self._child.pid, started_ms=started_ms)
         save_instance(self.directory, launched)
         if self._follow_parent:
             self._watcher = process.follow_parent(launched.pid)

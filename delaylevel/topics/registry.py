@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,10 +42,6 @@ from . import members
 log = logging.getLogger(__name__)
 
 _THREADS = 8
-_UNFINISHED = (
-    "its creation was not finished: create it again with the same strategy, or delete it with "
-    "`delaylevel levels delete {}`"
-)
 
 
 @dataclass(frozen=True)
@@ -260,7 +256,8 @@ def describe(
         return LevelTopicDescription.from_json(level_name.full, plan)
     described = _described(level_name, metadata)
     if described is None:
-        raise LevelTopicError(f"level topic {level_name}: {_UNFINISHED.format(shell(level_name))}")
+        problem = _unfinished(level_name.full, metadata.properties)
+        raise LevelTopicError(f"level topic {level_name}: {problem}")
     served = {*described.targets, *(member.topic.full for member in described.members())}
     if name.full not in served:
         raise LevelTopicError(
@@ -278,6 +275,17 @@ def without_search(admin: TopicAdmin, name: TopicName) -> list[str]:
 def _serving(admin: TopicAdmin, name: TopicName, metadata: TopicMetadata | None) -> list[str]:
     owner = metadata.properties.get(MEMBER_PROPERTY) if metadata is not None else None
     return [owner] if owner is not None else _default_named(admin, name, None)
+
+
+def _unfinished(level_topic: str, properties: Mapping[str, str]) -> str:
+    plan = properties.get(PLAN_PROPERTY)
+    again = "create it again"
+    if plan is not None:
+        again += f" with `{LevelTopicDescription.from_json(level_topic, plan).creation_command()}`"
+    return (
+        f"its creation was not finished: {again}, or delete it with "
+        f"`delaylevel levels delete {shell(level_topic)}`"
+    )
 
 
 def _default_named(
@@ -317,9 +325,9 @@ def _look(admin: TopicAdmin, name: TopicName) -> FoundLevelTopic | None:
         return None
     try:
         described = LevelTopicDescription.from_properties(name.full, metadata.properties)
+        problem = None if described else _unfinished(name.full, metadata.properties)
     except LevelTopicError as error:
         return FoundLevelTopic(name.full, None, str(error))
-    problem = None if described else _UNFINISHED.format(shell(name))
     return FoundLevelTopic(name.full, described, problem)
 
 

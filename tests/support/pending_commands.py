@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from delaylevel.cli import horizon, inspection, pending
-from delaylevel.cli.command import Settings
 from delaylevel.cli.main import cli
+from delaylevel.cli.options import Settings
 from delaylevel.inspection import Inspector
 from delaylevel.testing import MemoryPulsar
 

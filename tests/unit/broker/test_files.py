@@ -20,6 +20,7 @@ from delaylevel.broker.embedded import (
     running_instance,
 )
 from delaylevel.cluster.connection import local_brokers
+from delaylevel.cluster.connection.local_brokers import SavedInstance
 from delaylevel.errors import BrokerError, InvalidInputError, PrerequisiteError
 
 
@@ -184,7 +185,7 @@ def test_configuration_overrides_replace_and_add(
         (home / "conf" / name).write_text(text)
     overrides = {"strict": "true", "commentedOut": "5", "typo": "1", "webServicePort": "9"}
     overrides |= {"useTls": "true"}
-    write_conf(home, written, service_port=1, web_port=2, overrides=overrides)
+    write_conf(home, written, SavedInstance(service_port=1, web_port=2, conf=overrides))
     settings = (written / "standalone.conf").read_text().splitlines()
     expected = {"brokerServicePort=1", "webServicePort=2", "bindAddress=127.0.0.1"}
     expected |= {"strict=true", "commentedOut=5", "typo=1", "backlogQuotaDefaultLimitGB=-1"}
@@ -204,12 +205,12 @@ def test_settings_of_another_pulsar_are_not_inherited(
 ) -> None:
     for name in ("PULSAR_EXTRA_OPTS", "BOOKIE_CONF", "OPTS"):
         monkeypatch.setenv(name, "foreign")
-    environ = environment(tmp_path, java="/jdk/bin/java", functions=True, heap_mb=256)
+    environ = environment(tmp_path, SavedInstance(functions=True, heap_mb=256), "/jdk/bin/java")
     assert "foreign" not in environ.values()
     assert "-Xmx256m" in environ["PULSAR_MEM"]
     path = environ["PATH"].split(os.pathsep)
     assert path[0] == str(Path(sys.executable).parent), "functions would run with another Python"
-    without = environment(tmp_path, java="/jdk/bin/java", functions=False, heap_mb=256)
+    without = environment(tmp_path, SavedInstance(), "/jdk/bin/java")
     assert without["PATH"].split(os.pathsep)[0] == "/jdk/bin"
 
 
@@ -295,7 +296,7 @@ def test_a_broker_in_a_registration_loop_is_started_again(
     broker.log_file.parent.mkdir(parents=True)
     for text in (INVALIDATED.replace("ledgers/available", "loadbalance") * 9, INVALIDATED * 4):
         broker.log_file.write_text(text)
-        broker._check_registration()
+        assert not broker._is_registering()
     (tmp_path / "log").write_text(INVALIDATED * 5)
     fake_server("4.0.8", f"/bin/cat {tmp_path}/log; while :; do /bin/sleep 0.1; done")
     with pytest.raises(BrokerError, match="registers in an endless loop"):

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from delaylevel import __version__, errors
-from delaylevel.cli.command import Settings, pass_settings
 from delaylevel.cli.main import cli
+from delaylevel.cli.options import Settings, pass_settings
 from delaylevel.cluster.connection.settings import Connection, require_reachable
 from delaylevel.cluster.failures import client_error
 from delaylevel.producer.client_calls import as_client_error
@@ -112,9 +112,9 @@ def test_an_unreachable_broker_is_reported_at_once() -> None:
 def test_the_clients_log_stays_off_stdout() -> None:
     program = (
         "import click\n"
-        "from delaylevel.cli import command, main\n"
+        "from delaylevel.cli import options, main\n"
         "@click.command()\n"
-        "@command.pass_settings\n"
+        "@options.pass_settings\n"
         "def go(settings):\n"
         "    with settings.client() as client:\n"
         "        client.create_producer('x')\n"

@@ -23,7 +23,7 @@ Send = Callable[..., Result]
 def send(memory: MemoryPulsar, monkeypatch: pytest.MonkeyPatch) -> Send:
     """``send("orders", …)`` to a Pulsar in memory."""
     monkeypatch.setattr(
-        "delaylevel.cli.command.Settings.producer_client", lambda self: memory.client()
+        "delaylevel.cli.options.Settings.producer_client", lambda self: memory.client()
     )
     monkeypatch.setattr("delaylevel.cli.send.note_undelivered", lambda *_: None)
     return lambda *arguments, lines=None: CliRunner().invoke(cli, ["send", *arguments], input=lines)

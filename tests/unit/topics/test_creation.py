@@ -125,7 +125,9 @@ def test_a_creation_that_may_succeed_later_is_finished_or_deleted(
         topics.create(admin, WANTED)
     assert topics.find(memory.admin, WANTED.topic) is None
     if step:  # the level topic itself is there
-        with pytest.raises(LevelTopicError, match=r"not finished: .* or delete it with"):
+        with pytest.raises(
+            LevelTopicError, match=r"again with `delaylevel levels create .*`, or delete it with"
+        ):
             topics.describe(memory.admin, "orders")
         (listed,) = topics.list_level_topics(memory.admin, "public/default")
         assert (listed.description, "not finished" in str(listed.problem)) == (None, True)
