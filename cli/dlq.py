@@ -75,7 +75,6 @@ def dlq() -> None:
     dlq,
     "delaylevel dlq list orders",
     "delaylevel dlq list orders --subscription billing",
-    "delaylevel dlq list orders -o jsonl",
     name="list",
 )
 @_subscription

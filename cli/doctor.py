@@ -78,9 +78,7 @@ def _short(text: str) -> str:
 @examples(
     "delaylevel doctor",
     "delaylevel doctor orders",
-    "delaylevel doctor orders --all",
     "delaylevel doctor orders --delivery effectively-once",
-    "delaylevel doctor -o jsonl | jq 'select(.state == \"failed\")'",
 )
 @click.command()
 @click.argument("topic", required=False)

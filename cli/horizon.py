@@ -89,11 +89,7 @@ def _summary(found: Horizon) -> str:
     return f"{text}\nThe last is due {when}: {format_instant(found.last_due_ms)[:until]}Z"
 
 
-@examples(
-    "delaylevel horizon orders",
-    "delaylevel horizon orders --exact",
-    "delaylevel horizon orders -o json | jq '.within[] | {within, messages}'",
-)
+@examples("delaylevel horizon orders", "delaylevel horizon orders --exact")
 @click.command()
 @click.argument("topic")
 @click.option("--exact", is_flag=True, help="Read every message instead of estimating.")

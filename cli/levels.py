@@ -253,7 +253,6 @@ def delete(settings: Settings, topic: str, discard: int | None, output: str) -> 
     levels,
     "delaylevel levels set orders --on-missing-target dead-letter",
     "delaylevel levels set orders --expire-after 1h --expired dead-letter",
-    "delaylevel levels set orders --attribute amount",
     "delaylevel levels set orders --keep-target",
     name="set",
 )
@@ -418,11 +417,7 @@ def create(
             note_unsubscribed(admin, name)
 
 
-@examples(
-    "delaylevel levels list",
-    "delaylevel levels list public/demo",
-    "delaylevel levels list -o jsonl | jq .backlog_entries",
-)
+@examples("delaylevel levels list", "delaylevel levels list public/demo")
 @levels.command("list")
 @options.namespace
 @options.output
@@ -444,10 +439,7 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
 
 
 @options.topic_command(
-    levels,
-    "delaylevel levels describe orders",
-    "delaylevel levels describe _orders-delay-level",
-    "delaylevel levels describe orders -o json",
+    levels, "delaylevel levels describe orders", "delaylevel levels describe _orders-delay-level"
 )
 def describe(settings: Settings, topic: str, output: str) -> None:
     """Show the level topic of TOPIC and its partitions.

@@ -38,18 +38,6 @@ _COMMANDS = [name for names in SECTIONS.values() for name in names]
 # Exceptions of the Pulsar client, compared by name so that handling an error imports nothing.
 _UNREACHABLE_CLIENT_ERRORS = ("ConnectError", "Timeout", "NotConnected", "ServiceUnitNotReady")
 
-# The extras of modules that commands import. Most rooms raise a MissingExtraError themselves.
-_EXTRAS = {
-    "duckdb": "inspect",
-    "fastavro": "avro",
-    "numpy": "window",
-    "prometheus_client": "metrics",
-    "pyarrow": "inspect",
-    "pyroaring": "window",
-    "pyspark": "spark",
-    "zstandard": "window",
-}
-
 _NOT_REACHED = (
     "\nIs the cluster running, and are --service-url and --admin-url correct? `delaylevel broker "
     "start` starts a private broker on this machine."
@@ -78,12 +66,6 @@ def translate(error: BaseException) -> click.ClickException | None:
         # What the broker refuses, or cannot store, is no wrong usage.
         other = isinstance(error, (BrokerError, MessageTooLargeError))
         return (WrongInput if wrong and not other else click.ClickException)(text)
-    if isinstance(error, ModuleNotFoundError):
-        name = (error.name or "").partition(".")[0]
-        if name in _EXTRAS:
-            return click.ClickException(
-                f"this command needs {name}: pip install 'delaylevel[{_EXTRAS[name]}]'"
-            )
     pulsar_error = getattr(sys.modules.get("pulsar"), "PulsarException", ClientError)
     if isinstance(error, (ClientError, pulsar_error)):
         name = getattr(error, "name", type(error).__name__)

@@ -178,7 +178,6 @@ def delete(settings: Settings, topic: str) -> None:
     "delaylevel mover run orders",
     "delaylevel mover run orders invoices --checkpoint /var/lib/delaylevel/checkpoint",
     "delaylevel mover run orders --once   # from cron",
-    "delaylevel mover run orders --metrics-port 9108",
     "delaylevel mover run orders --steps billing.steps:without_closed_accounts",
     "delaylevel mover run orders --master spark://spark.example:7077 "
     "--checkpoint hdfs:///delaylevel/orders",

@@ -86,10 +86,8 @@ def pending() -> None:
     pending,
     "delaylevel pending list orders",
     "delaylevel pending list orders --from +1h --to +2h --limit 20",
-    "delaylevel pending list orders --where 'size > 1000 AND delay_ms > 86400000'",
     "delaylevel pending list orders --where \"properties['kind'] = 'reminder'\" -o json",
     "delaylevel pending list orders --key customer-7 --limit 0 -o jsonl --payload > saved.jsonl",
-    "delaylevel pending list orders --property invoice=2030-117",
     "delaylevel pending list orders --id public/default/_orders-delay-level-partition-3:12:7:0",
     name="list",
 )
@@ -137,7 +135,6 @@ def list_(
     pending,
     "delaylevel pending average orders size",
     "delaylevel pending average orders delay --from +1h --to +2h",
-    "delaylevel pending average orders amount --where \"properties['kind'] = 'invoice'\"",
 )
 @click.argument("attribute")
 @selection_options

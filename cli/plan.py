@@ -56,7 +56,6 @@ def _creation_command(levels: Levels, window: FinalWindow) -> str:
 @examples(
     "delaylevel plan --rate 2000 --max-delay 30d --size 1KiB",
     "delaylevel plan --rate 500 --max-delay 365d --size 2KiB --final-window broker",
-    "delaylevel plan --rate 50 --max-delay 7d --mean-delay 3h --size 300",
 )
 @click.command()
 @click.option(
