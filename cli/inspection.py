@@ -22,11 +22,7 @@ from .options import DURATION_MS, TIME, Settings, together
 
 
 def inspector(settings: Settings, topic: str, **options: Any) -> Inspector:
-    """Open an inspector of the configured cluster, with the client's log kept off stdout.
-
-    It shows its progress. The options are ``target``, ``slack_ms``, ``live`` and ``live_token``, as
-    for ``Inspector``.
-    """
+    """Open an `Inspector` of the configured cluster, which shows its progress."""
     client_options = {"logger": settings.client_logger()}
     options |= {"client_options": client_options, "tell": Progress().update}
     return Inspector.connect(settings.reachable(), topic, **options)

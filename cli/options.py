@@ -248,12 +248,7 @@ output = click.option(
 def topic_command(
     group: click.Group, *lines: str, name: str | None = None, prints: bool = True
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return the decorator of a command for TOPIC, which gets the settings and the topic.
-
-    Args:
-        lines: its examples.
-        prints: True if it has a result; then ``-o`` is its last option.
-    """
+    """Return the decorator of a command for TOPIC with examples; with ``-o`` if it has a result."""
 
     def add(function: Callable[..., Any]) -> click.Command:
         function = click.argument("topic")(pass_settings(function))

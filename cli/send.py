@@ -15,7 +15,7 @@ import click
 
 from delaylevel import changes
 from delaylevel.cli.views.levels import note_undelivered, note_unsubscribed
-from delaylevel.cli.views.output import Progress, emit, emit_one, failure_view, note
+from delaylevel.cli.views.output import Progress, emit, emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.failures import close_quietly, is_ok
 from delaylevel.cluster.schemas import find
@@ -173,13 +173,7 @@ _Row = dict[str, Any]
 
 
 class _Sending:
-    """Messages that are sent through one client, each with a row for its result.
-
-    Args:
-        stack: closes the producers.
-        topic: the business topic of messages that name none.
-        place: the arguments of producers that name the level topic.
-    """
+    """Messages that are sent through one client, each with a row for its result."""
 
     def __init__(
         self,
@@ -194,7 +188,7 @@ class _Sending:
         self._own = TopicName.parse(topic).full
         self.rows: list[_Row] = []
         self.interrupted = False
-        self._place = place
+        self._place = place  # the arguments that name the level topic
         # By target and text of the schema; or the reason for which there is none.
         self._producers: dict[tuple[str, str], Any] = {}
         self._described = self._producer(self._own, None).description
@@ -225,7 +219,7 @@ class _Sending:
             if is_ok(result):
                 row.update(outcome="stored", message_id=str(message_id))
             else:
-                row.update(failure_view(error_of(result)))
+                row.update(_failure(error_of(result)))
 
         try:
             producer = self._producer(row["target"], message.schema)
@@ -244,7 +238,7 @@ class _Sending:
             else:
                 producer.send_async(message.body, confirmed, **arguments)
         except Exception as error:
-            failure = failure_view(error)
+            failure = _failure(error)
             if message.line is None and failure["outcome"] != "unconfirmed":
                 raise
             row.update(failure)
@@ -260,7 +254,7 @@ class _Sending:
             while not all(map(_is_settled, self.rows)) and time.monotonic() < deadline:
                 time.sleep(0.001)
         except Exception as error:
-            note(f"Not everything was confirmed: {failure_view(error)['reason']}")
+            note(f"Not everything was confirmed: {_failure(error)['reason']}")
         except KeyboardInterrupt:
             self.interrupted = True
         for row in self.rows:
@@ -310,6 +304,11 @@ class _Sending:
         )
 
 
+def _failure(error: BaseException) -> _Row:
+    found = changes.Failure.of(error)
+    return {"outcome": found.outcome, "reason": found.reason}
+
+
 def _is_settled(row: _Row) -> bool:
     return row["outcome"] != "unconfirmed" or row["reason"] is not None
 
@@ -331,7 +330,7 @@ def _lines(source: BinaryIO) -> Iterator[Outgoing | _Row]:
                 message = parse_line(line.decode().strip())
             # Of a line that nobody foresaw, too: earlier messages are stored and need their rows.
             except (ValueError, ArithmeticError, RecursionError) as error:
-                yield {"line": number, **failure_view(error)}
+                yield {"line": number, **_failure(error)}
             else:
                 message.line = number
                 yield message
@@ -339,13 +338,7 @@ def _lines(source: BinaryIO) -> Iterator[Outgoing | _Row]:
 
 @dataclass
 class Outgoing:
-    """A message as given on the command line or in a JSON line.
-
-    Attributes:
-        line: the number of its JSON line; None for a message of the command line.
-        target: the full name of the business topic that its JSON line names; None for that of the
-            command.
-    """
+    """A message of the command line, or of a JSON line, which may name another topic."""
 
     body: bytes | None
     arguments: dict[str, Any]

@@ -53,12 +53,7 @@ def serve(
     trigger_ms: int | None = None,
     **fields: Any,
 ) -> None:
-    """Run the mover and the dispatcher of level topics until they are stopped.
-
-    Args:
-        moves: False to run the dispatcher alone.
-        fields: further fields of the dispatcher's settings.
-    """
+    """Run the mover (if it moves) and the dispatcher of level topics until they are stopped."""
     from delaylevel.cluster.rest.admin import Admin
     from delaylevel.dispatcher import DispatchSettings
     from delaylevel.dispatcher.processes import Processes, tune_interpreter
@@ -174,15 +169,9 @@ def _serving(service: LocalService, namespace: str | None) -> list[str]:
 class Starting:
     """The start of a service: a line, then the reason for waiting now and then, then a line.
 
-    Enter it when the service starts, and leave it when the service ends, even if that is before it
-    is ready.
-
     Args:
         waiting: called in another thread for the reason to wait; empty once the service is ready.
         serving: lines about what is served; None to print nothing when it is ready.
-
-    Attributes:
-        ready: set once the service is ready and that was printed.
     """
 
     def __init__(
@@ -195,7 +184,7 @@ class Starting:
         self._waiting = waiting
         self._serving = serving
         self._started_s = self._line_s = time.monotonic()
-        self.ready = threading.Event()
+        self.ready = threading.Event()  # ready, and that was printed
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="starting", daemon=True)
 

@@ -21,18 +21,14 @@ from .terminal import wrapped
 
 
 def undelivered(admin: TopicAdmin, at: LevelTopicStatus, name: str = "") -> list[str]:
-    """Return a line for each mover and dispatcher that the status shows to be missing.
-
-    None if the role may not read the traces of a mover. The lines have commands for ``name``, by
-    default the business topic if there is only one.
-    """
+    """Return a line for each mover and dispatcher that the status shows to be missing."""
     described = at.description
     if not name:
         targets = described.targets
         name = TopicName.parse(targets[0] if len(targets) == 1 else described.topic).short
     try:
         return summary(missing_hosts(admin, at, name), name)
-    except BrokerError:
+    except BrokerError:  # the role may not read the traces of a mover
         return []
 
 

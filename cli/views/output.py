@@ -27,10 +27,9 @@ def emit(
     empty: str = "Nothing to show.",
     legend: str = "",
 ) -> None:
-    """Print rows on stdout. For a table without rows, print ``empty`` on stderr instead.
+    """Print rows on stdout, those before an error too; a legend and what is cut are for terminals.
 
-    On a terminal, a table fits the width, and a legend follows it. In a pipe nothing is cut. Rows
-    that come before an error are printed.
+    For a table without rows, print ``empty`` on stderr instead.
     """
     if output == "jsonl":
         for row in rows:
@@ -102,15 +101,6 @@ class Progress:
             note(f"{self._label}: {self._done:,} messages so far.")
 
 
-def failure_view(error: BaseException) -> dict[str, Any]:
-    """Return outcome and reason of a call that failed to store something, for a row."""
-    # It imports the Pulsar client, and every command imports this module.
-    from delaylevel.changes import Failure
-
-    failure = Failure.of(error)
-    return {"outcome": failure.outcome, "reason": failure.reason}
-
-
 def finish(
     rows: Iterable[tuple[Mapping[str, Any], bool]],
     columns: Sequence[Column],
@@ -119,12 +109,9 @@ def finish(
     others: int = 0,
     empty: str,
 ) -> None:
-    """Print a row for each message; end with exit code 1 unless all of them are done.
+    """Print rows of messages, each with true if it is done; exit code 1 unless all are.
 
-    Args:
-        rows: each with true if the command did what was asked.
-        others: number of messages without a row, for which it did not.
-        empty: what is said if there is no message.
+    Of ``others``, which have no row, none is done.
     """
     done, of = 0, others
 

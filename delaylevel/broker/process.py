@@ -132,10 +132,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def follow_parent(pid: int) -> subprocess.Popen[bytes]:
-    """Start a watcher that ends a process when this one dies for any reason; return the watcher.
-
-    The watcher waits on a pipe whose other end only this process has. Kill it to cancel the watch.
-    """
+    """Start a watcher that ends a process when this one dies, until the watcher is killed."""
+    # It waits on a pipe whose other end only this process has.
     return subprocess.Popen(
         ["/bin/sh", "-c", 'read -r _; kill "$1" 2>/dev/null', "delaylevel-watch", str(pid)],
         stdin=subprocess.PIPE,

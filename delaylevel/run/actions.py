@@ -54,13 +54,7 @@ _FIELDS = {
 
 
 class ServiceActions:
-    """The actions of a process on the level topics that it serves; see `delaylevel.web.reports`.
-
-    Args:
-        descriptions: function that returns the level topics that the process serves.
-        open_inspector: function that returns a new `Inspector`, given a level topic and ``target``.
-        open_client: function that returns a new client for the producers of targets.
-    """
+    """The actions of a process on the level topics that it serves; see `delaylevel.web.reports`."""
 
     def __init__(
         self,

@@ -90,13 +90,7 @@ class ProblemLine(NamedTuple):
 
 @dataclass(frozen=True)
 class StatusSection:
-    """The state of one level topic in this process.
-
-    Attributes:
-        periods: messages in the window by the time until they are due.
-        parked: entries of each level, with the time of the next hand-off.
-        held: number of messages by target.
-    """
+    """The state of one level topic in this process; held messages are counted by target."""
 
     title: str
     facts: Mapping[str, str]

@@ -70,10 +70,7 @@ Application: TypeAlias = Callable[[Request], Response]
 class HttpServer:
     """A server of one application: it answers until it is left, and then ends what is in work.
 
-    Args:
-        application: answers a request, in the server's threads.
-        port: 0 for any free one; the attribute is the one in use.
-        probes: the paths whose answers no other ones delay.
+    No other answers delay those to the paths of probes. Port 0 means any free one.
     """
 
     def __init__(
