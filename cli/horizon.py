@@ -17,7 +17,6 @@ from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
 
 from . import options
-from .inspection import inspector
 from .options import Settings, examples, pass_settings
 
 
@@ -103,7 +102,7 @@ def horizon(settings: Settings, topic: str, exact: bool, target: str | None, out
     business topic or its level topic. A few thousand messages are counted. More are sampled, and
     ~ marks the estimates. Nothing is acknowledged or moved.
     """
-    with inspector(settings, topic, target=target) as look:
+    with settings.inspector(topic, target=target) as look:
         found = look.horizon(exact=exact)
         note_undelivered(look.admin, look.description, topic)
     within = list(map(_within_view, found.within))

@@ -50,6 +50,7 @@ from .options import (
     DURATION_MS,
     UNIT,
     Group,
+    OneOf,
     Parsed,
     Settings,
     examples,
@@ -333,7 +334,12 @@ def set_(
 @options.keep_target
 @options.level_topic
 @options.level_namespace
-@options.mover
+@click.option(
+    "--mover",
+    type=OneOf(Mover),
+    default=Mover.SERVICE.value,
+    help="Mover of near-due messages: `delaylevel run` or the Spark job, or a Function in Pulsar.",
+)
 @options.final_window
 @click.option(
     "--window-partitions",

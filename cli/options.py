@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from delaylevel.cli.views.output import FORMATS
+from delaylevel.cli.views.output import FORMATS, Progress
 from delaylevel.cluster import logs
 from delaylevel.cluster.connection.settings import Connection, require_reachable
 from delaylevel.model.clock import duration_ms, instant_ms
@@ -26,13 +26,13 @@ from delaylevel.model.level_topic import (
     FinalWindow,
     LevelTopicDescription,
     MissingTarget,
-    Mover,
 )
 from delaylevel.model.strategy import PartitionBy
 from delaylevel.model.topic_name import parse_namespace
 
 if TYPE_CHECKING:
     from delaylevel.cluster.rest.admin import Admin
+    from delaylevel.inspection import Inspector
     from delaylevel.producer.client import DelayLevelClient
 
 Command = TypeVar("Command", bound=click.Command)
@@ -118,6 +118,13 @@ class Settings:
         from delaylevel.producer.client import DelayLevelClient
 
         return DelayLevelClient.from_connection(self.reachable(), logger=self.client_logger())
+
+    def inspector(self, topic: str, **chosen: Any) -> Inspector:
+        """Open an `Inspector`, which shows its progress, if the broker answers."""
+        from delaylevel.inspection import Inspector
+
+        chosen |= {"client_options": {"logger": self.client_logger()}, "tell": Progress().update}
+        return Inspector.connect(self.reachable(), topic, **chosen)
 
     def admin(self) -> Admin:
         """Connect to the admin interface, for a ``with`` block."""
@@ -273,12 +280,6 @@ trigger = click.option(
 )
 everything = click.option(
     "--all", "everything", is_flag=True, help="Include everything instead of a selection."
-)
-mover = click.option(
-    "--mover",
-    type=OneOf(Mover),
-    default=Mover.SERVICE.value,
-    help="Mover of near-due messages: `delaylevel run` or the Spark job, or a Function in Pulsar.",
 )
 final_window = click.option(
     "--final-window",

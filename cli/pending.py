@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import difflib
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from delaylevel import changes
+from delaylevel.cli.views.levels import note_undelivered
 from delaylevel.cli.views.output import emit, emit_one, finish, note
 from delaylevel.cli.views.tables import Column, Kind
 from delaylevel.cli.views.terminal import cut, printable
 from delaylevel.errors import InvalidInputError, StillPendingError
-from delaylevel.inspection import Inspector, Selection
+from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.clock import duration_ms
+from delaylevel.model.formatting import exact_duration
 from delaylevel.model.outcome import Receipt
 from delaylevel.producer.receipts import check_cancellable
+from delaylevel.topics.scan import DEFAULT_SLACK_MS
+from delaylevel.web.reports import TOKEN_VARIABLE
 
 from . import options
-from .inspection import id_option, inspector, query, selection_options
-from .options import DURATION, Group, Settings, together
+from .options import DURATION, DURATION_MS, TIME, Group, Settings, together
 
 if TYPE_CHECKING:
     from delaylevel.inspection.rows import PendingRow
@@ -82,6 +87,72 @@ def pending() -> None:
     """
 
 
+_id = click.option("--id", metavar="ID", help="Stable ID (delaylevel.id) to match.")
+#: The options that select messages; `_query` takes their values.
+_selection = together(
+    click.option(
+        "--from", "from_ms", type=TIME, help="Earliest due time: ISO-8601, epoch ms or +2h."
+    ),
+    click.option(
+        "--to",
+        "before_ms",
+        type=TIME,
+        help="End of the due times, excluded: ISO-8601, epoch ms or +2h.",
+    ),
+    click.option("--where", metavar="SQL", help="Condition on the columns: 'size > 1000'."),
+    _id,
+    click.option("--key", metavar="KEY", help="Partition key to match."),
+    options.pairs("--property", "properties", help="Property to match. Repeatable."),
+    options.target,
+    click.option(
+        "--slack",
+        "slack_ms",
+        type=DURATION_MS,
+        default=exact_duration(DEFAULT_SLACK_MS),
+        help="Longest outage or clock difference that a search by due time allows for.",
+    ),
+    click.option(
+        "--live-token-file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help=f"File with the token of live queries; by default the token in {TOKEN_VARIABLE}.",
+    ),
+    click.option(
+        "--live/--no-live",
+        default=True,
+        show_default=False,
+        help="Ask running dispatchers about the window (default), or read its topic.",
+    ),
+)
+
+
+@contextlib.contextmanager
+def _query(
+    settings: Settings,
+    topic: str,
+    *,
+    target: str | None = None,
+    slack_ms: int = DEFAULT_SLACK_MS,
+    from_ms: int | None = None,
+    before_ms: int | None = None,
+    live: bool = True,
+    live_token_file: Path | None = None,
+    **conditions: Any,
+) -> Iterator[tuple[Inspector, Selection]]:
+    """Open an inspector for the values of the selection options."""
+    if from_ms is not None and before_ms is not None and before_ms <= from_ms:
+        raise InvalidInputError("--to is not after --from: nothing can be due in between")
+    selection = Selection(Window(from_ms, before_ms), **conditions)
+    token = None if live_token_file is None else live_token_file.read_text("utf-8").strip()
+    chosen = {"target": target, "slack_ms": slack_ms, "live": live, "live_token": token}
+    with settings.inspector(topic, **chosen) as look:
+        yield look, selection
+        refusals = {} if look.live is None else look.live.refusals
+        for address, reason in refusals.items():
+            where = f"the dispatcher at {address}" if address else "the dispatchers"
+            note(f"The window was read from its topic; {where} did not answer: {reason}")
+        note_undelivered(look.admin, look.description, topic)
+
+
 @options.topic_command(
     pending,
     "delaylevel pending list orders",
@@ -91,7 +162,7 @@ def pending() -> None:
     "delaylevel pending list orders --id public/default/_orders-delay-level-partition-3:12:7:0",
     name="list",
 )
-@selection_options
+@_selection
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
@@ -111,7 +182,7 @@ def list_(
     With --id, the exit code is 1 if no pending message matches. With --payload, `delaylevel send
     --jsonl` sends the rows of -o jsonl again, with their IDs, targets and due times.
     """
-    with query(settings, topic, **conditions) as (look, selection):
+    with _query(settings, topic, **conditions) as (look, selection):
         # One more than the limit shows that there are more.
         found = look.rows(selection, limit=limit + 1 if limit else None, value=payload)
         count = 0
@@ -137,14 +208,14 @@ def list_(
     "delaylevel pending average orders delay --from +1h --to +2h",
 )
 @click.argument("attribute")
-@selection_options
+@_selection
 def average(settings: Settings, topic: str, attribute: str, output: str, **conditions: Any) -> None:
     """Show the mean of an attribute of pending messages.
 
     ATTRIBUTE is size (bytes), delay (ms from publishing until due), or a numeric property.
     MESSAGES counts all messages, COUNTED those that have a number.
     """
-    with query(settings, topic, **conditions) as (look, selection):
+    with _query(settings, topic, **conditions) as (look, selection):
         found = look.average(attribute, selection)
     kind: Kind = "duration" if attribute == "delay" else "number"
     columns = (
@@ -166,7 +237,7 @@ _RESCHEDULED = (*_OUTCOMES, Column("new_id", head="NEW ID"), Column("new_due_ms"
 
 _changing = together(
     click.option("--receipt", metavar="TEXT", help="Receipt of the message, instead of its ID."),
-    selection_options,
+    _selection,
     click.option(
         "--count",
         type=click.IntRange(min=0),
@@ -243,14 +314,14 @@ def fire(settings: Settings, topic: str, **arguments: Any) -> None:
     "delaylevel pending outcome orders",
     "delaylevel pending outcome orders --id renewal-4711 -o json",
 )
-@id_option
+@_id
 def outcome(settings: Settings, topic: str, id: str | None, output: str) -> None:  # noqa: A002
     """Show the outcomes of cancellations of TOPIC.
 
     Those of about the last day are shown, one for each message. With --id, the exit code is 1 if
     there is none: the dispatcher has not decided, or it was long ago.
     """
-    with inspector(settings, topic) as look:
+    with settings.inspector(topic) as look:
         found = look.outcomes().stored(id)
     emit(
         [changes.outcome_view(one) for one in found],
@@ -275,7 +346,7 @@ def _change(
     **conditions: Any,
 ) -> None:
     """Change the selected messages, and print the outcomes."""
-    with query(settings, topic, **conditions) as (look, selection):
+    with _query(settings, topic, **conditions) as (look, selection):
         check_cancellable(look.description, has_admin=True)
         chosen, held = _selected(look, selection, receipt)
         if count is None and len(chosen) > 1:

@@ -41,7 +41,7 @@ def main() -> int:
     # A shell starts background jobs with SIGINT ignored, and children would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The suite's configuration has settings of earlier brokers.
-    logging.getLogger("delaylevel.broker.conf").setLevel(logging.ERROR)
+    logging.getLogger("delaylevel.broker.embedded").setLevel(logging.ERROR)
     parser = argparse.ArgumentParser(prog="python -m official_suite", description=__doc__)
     parser.add_argument("checkout", type=Path, help="checkout of apache/pulsar-client-python")
     checkout = parser.parse_args().checkout

@@ -26,8 +26,8 @@ import pulsar
 import urllib3
 
 from delaylevel import topics, wrap
-from delaylevel.broker.conf import environment
 from delaylevel.broker.distribution import fetch, java
+from delaylevel.broker.embedded import environment
 from delaylevel.broker.process import free_ports
 from delaylevel.cluster.connection.local_brokers import SavedInstance
 from delaylevel.cluster.connection.settings import Connection

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from delaylevel.cli import horizon, inspection, pending
+from delaylevel.cli import horizon, pending
 from delaylevel.cli.main import cli
 from delaylevel.cli.options import Settings
 from delaylevel.inspection import Inspector
@@ -24,12 +24,11 @@ def pending_commands(
     monkeypatch: pytest.MonkeyPatch, memory: MemoryPulsar, group: str = "pending"
 ) -> Callable[..., Result]:
     """Return ``run("list", "orders", …)``, which runs ``delaylevel pending`` on a Pulsar."""
-    for module in (horizon, inspection, pending):
-        monkeypatch.setattr(
-            module, "inspector", lambda _, topic, **options: inspector(memory, topic, **options)
-        )
+    monkeypatch.setattr(
+        Settings, "inspector", lambda _, topic, **options: inspector(memory, topic, **options)
+    )
     # The in-memory Pulsar moves and releases messages itself.
-    for module in (horizon, inspection):
+    for module in (horizon, pending):
         monkeypatch.setattr(module, "note_undelivered", lambda *_: None)
     monkeypatch.setattr(Settings, "producer_client", lambda self: memory.client())
 
