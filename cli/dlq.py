@@ -24,7 +24,7 @@ from delaylevel.mover.dead_letters import DeadLetter, Disposed
 from delaylevel.topics.registry import describe
 
 from . import options
-from .options import Group, Parsed, Settings
+from .options import Group, Parsed, Settings, together
 
 if TYPE_CHECKING:
     from delaylevel.cluster.rest.admin import Admin
@@ -52,13 +52,14 @@ _NOT_FOUND = (
     "no dead letter has this ID; IDs within a batch change when a part of the batch is replayed: "
     "`delaylevel dlq list` shows the present ones"
 )
-_ids = click.argument("ids", nargs=-1, type=_ID, metavar="[ID]...")
 _subscription = click.option(
     "--subscription",
     metavar="NAME",
     help="Subscription of the business topic TOPIC whose failed messages are meant.",
 )
 _reason = click.option("--reason", metavar="TEXT", help="Part of the reason to match.")
+_ids = click.argument("ids", nargs=-1, type=_ID, metavar="[ID]...")
+_chosen = together(_ids, _subscription, options.everything, _reason)
 
 
 @click.group(cls=Group)
@@ -129,10 +130,7 @@ def show(
     "delaylevel dlq replay orders 12:0:-1 --new-target persistent://public/default/invoices",
     "delaylevel dlq replay orders --reason 'delaylevel.due is missing' --at +10m",
 )
-@_ids
-@_subscription
-@options.everything
-@_reason
+@_chosen
 @click.option(
     "--new-target",
     "target",
@@ -180,10 +178,7 @@ def replay(
     "delaylevel dlq discard orders --all --count 12",
     "delaylevel dlq discard orders 12:0:-1 12:1:-1 --count 2",
 )
-@_ids
-@_subscription
-@options.everything
-@_reason
+@_chosen
 @click.option(
     "--count",
     type=click.IntRange(min=0),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from delaylevel.cli.views.output import FORMATS, Progress
+from delaylevel.cli.views.output import Progress
 from delaylevel.cluster import logs
 from delaylevel.cluster.connection.settings import Connection, require_reachable
 from delaylevel.model.clock import duration_ms, instant_ms
@@ -248,7 +248,11 @@ pairs = functools.partial(
     callback=lambda _, __, found: dict(found),
 )
 output = click.option(
-    "-o", "--output", type=click.Choice(FORMATS), default="table", help="Format of the result."
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json", "jsonl"]),
+    default="table",
+    help="Format of the result.",
 )
 
 

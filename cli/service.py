@@ -275,7 +275,16 @@ class ServiceProgress:
         """Update the view; called once a second."""
         if not self._start.ready.is_set():
             return
-        self._tell_states()
+        for topic, stats in self._movers().items():
+            state = stats.state, stats.holder
+            before, _ = known = self._states.get(topic, ("starting", ""))
+            self._states[topic] = state
+            if state == known:
+                continue
+            if stats.state == "standby":
+                note(f"{topic}: on standby, {stats.holder or 'another mover'} moves its messages")
+            elif stats.state == "moving" and before != "failing":
+                note(f"{topic}: moving its messages")
         now_s = time.monotonic()
         if now_s >= self._line_s:
             self._line_s = now_s + self._every_s
@@ -291,19 +300,6 @@ class ServiceProgress:
         moved, released = sum(row.moved for row in rows), sum(row.released for row in rows)
         mover = f"{moved:,} messages moved, " if self._service.movers else ""
         note(f"{mover}{released:,} {'' if mover else 'messages '}released.")
-
-    def _tell_states(self) -> None:
-        """Print the movers that have begun to move, or to wait for another one."""
-        for topic, stats in self._movers().items():
-            state = stats.state, stats.holder
-            before, _ = known = self._states.get(topic, ("starting", ""))
-            self._states[topic] = state
-            if state == known:
-                continue
-            if stats.state == "standby":
-                note(f"{topic}: on standby, {stats.holder or 'another mover'} moves its messages")
-            elif stats.state == "moving" and before != "failing":
-                note(f"{topic}: moving its messages")
 
     def _rows(self) -> list[TopicProgress]:
         owners: dict[tuple[str, int], OwnerStats] = {}

@@ -14,7 +14,6 @@ import click
 from .tables import Column, render, render_one
 from .terminal import width_of, wrapped
 
-FORMATS = ("table", "json", "jsonl")
 #: Time between two lines about what takes long.
 LINE_EVERY_S = 10.0
 

@@ -120,7 +120,10 @@ class EmbeddedBroker:
             release_of(version)
         self._version = version
         self._functions = functions
-        self._conf = None if conf is None else {k: conf_text(v) for k, v in conf.items()}
+        self._conf = conf and {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in conf.items()
+        }
         self._heap_mb = heap_mb
         self._token = token
         self._follow_parent = follow_parent
@@ -333,7 +336,8 @@ class EmbeddedBroker:
         ports = [settings.service_port, settings.web_port]
         bookie_port = settings.bookie_port
         kept = [port for port in (*ports, bookie_port) if port]
-        process.wait_until_free(kept, timeout_seconds=_PORT_WAIT_SECONDS)
+        # A killed process may keep its own for a moment.
+        process.wait_until(lambda: all(map(process.port_is_free, kept)), _PORT_WAIT_SECONDS)
         fresh = [port for port in process.free_ports(6) if port not in kept]
         if 0 in ports or not all(map(process.port_is_free, ports)):
             ports = [fresh.pop(), fresh.pop()]
@@ -382,17 +386,6 @@ class EmbeddedBroker:
             self._child = None
 
 
-def conf_text(value: ConfValue) -> str:
-    """Return a value in the syntax of Pulsar's configuration files."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _loopback() -> dict[str, str]:
-    """Return the settings that bind the storage node to loopback, by interface, not by address."""
-    names = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
-    return {"listeningInterface": min(names)} if names else {}
-
-
 def write_conf(home: Path, folder: Path, instance: SavedInstance) -> None:
     """Replace the ``conf`` folder of an instance by the server's, with its ports and settings.
 
@@ -420,8 +413,10 @@ def write_conf(home: Path, folder: Path, instance: SavedInstance) -> None:
         "brokerServicePort": str(instance.service_port),
         "webServicePort": str(instance.web_port),
         "bindAddress": "127.0.0.1",
-        **_loopback(),
     }
+    # The storage node is bound to loopback by interface, not by address.
+    interfaces = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    settings |= {"listeningInterface": min(interfaces)} if interfaces else {}
     path = folder / "standalone.conf"
     kept = [
         line

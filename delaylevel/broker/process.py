@@ -54,7 +54,7 @@ def _signal(pid: int, marker: str, number: signal.Signals) -> bool:
 
 
 def _wait_ended(pid: int, marker: str, timeout_seconds: float) -> bool:
-    return _wait_until(lambda: not (is_ours(pid, marker) or _is_ending(pid)), timeout_seconds)
+    return wait_until(lambda: not (is_ours(pid, marker) or _is_ending(pid)), timeout_seconds)
 
 
 def _wait_stopped(pid: int) -> None:
@@ -62,7 +62,7 @@ def _wait_stopped(pid: int) -> None:
     if not Path("/proc/self/stat").exists():
         time.sleep(_POLL_SECONDS)
         return
-    _wait_until(lambda: _STOPPED.issuperset(_states(pid)), _STOP_SECONDS, _STOP_POLL_SECONDS)
+    wait_until(lambda: _STOPPED.issuperset(_states(pid)), _STOP_SECONDS, _STOP_POLL_SECONDS)
 
 
 def _states(pid: int) -> set[bytes]:
@@ -100,12 +100,7 @@ def port_is_free(port: int) -> bool:
         return True
 
 
-def wait_until_free(ports: list[int], *, timeout_seconds: float) -> bool:
-    """Wait until all ports are free; a killed process may keep its own for a moment."""
-    return _wait_until(lambda: all(map(port_is_free, ports)), timeout_seconds)
-
-
-def _wait_until(
+def wait_until(
     condition: Callable[[], bool], timeout_seconds: float, poll_seconds: float = _POLL_SECONDS
 ) -> bool:
     """Wait until a condition holds; return False after the timeout."""
