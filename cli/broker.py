@@ -88,37 +88,23 @@ def broker() -> None:
     help=f"Version of the server; by default that of the last start, or {PULSAR_VERSION}.",
 )
 @options.output
-def start(
-    name: str,
-    functions: bool | None,
-    conf: dict[str, str],
-    heap_mb: int | None,
-    version: str | None,
-    output: str,
-) -> None:
+def start(name: str, conf: dict[str, str], output: str, **choices: Any) -> None:
     """Start an instance. The first start of a version downloads that server.
 
     An instance that is already running is left as it is; a start with other settings is refused. So
     is a server that is older than the one that wrote the data of the instance.
     """
     settings = {key.strip(): value.strip() for key, value in conf.items()} or None
-    instance = EmbeddedBroker(
-        name,
-        functions=functions,
-        conf=settings,
-        heap_mb=heap_mb,
-        report=note,
-        version=version,
-    )
+    instance = EmbeddedBroker(name, conf=settings, report=note, **choices)
     try:
         if not instance.status().running:
             note(f"Starting the broker {name!r}.")
         status = instance.start()
     except AlreadyRunningError:
         status = instance.status()
-        changes = settings is not None or heap_mb is not None
-        others = functions not in (None, status.functions) or version not in (None, status.version)
-        if changes or others:
+        same = {"functions": status.functions, "version": status.version}
+        others = [name for name, value in choices.items() if value not in (None, same.get(name))]
+        if settings is not None or others:
             raise
         note(f"The broker {name!r} runs already.")
     emit_one(view(status), _COLUMNS, output)

@@ -32,7 +32,7 @@ def emit(
     """
     if output == "jsonl":
         for row in rows:
-            click.echo(_json(row, output))
+            click.echo(json.dumps(row))
         return
     listed: list[Mapping[str, Any]] = []
     try:
@@ -43,7 +43,7 @@ def emit(
             emit(listed, columns, output, legend=legend)
         raise
     if output == "json":
-        click.echo(_json(listed, output))
+        click.echo(json.dumps(listed, indent=2))
     elif not listed:
         note(empty)
     else:
@@ -55,19 +55,9 @@ def emit_one(
 ) -> None:
     """Print one item on stdout; see `emit`."""
     if output in ("json", "jsonl"):
-        click.echo(_json(item, output))
+        click.echo(json.dumps(item, indent=2 if output == "json" else None))
     else:
         _print(render_one(item, columns, width_of(sys.stdout)), legend)
-
-
-def _json(value: Any, output: str) -> str:
-    def plain(value: Any) -> Any:
-        """Return a JSON form of numpy numbers, sets and paths."""
-        if hasattr(value, "item"):
-            return value.item()
-        return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
-
-    return json.dumps(value, indent=2 if output == "json" else None, default=plain)
 
 
 def _print(text: str, legend: str) -> None:
