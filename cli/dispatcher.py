@@ -8,7 +8,7 @@ import click
 
 from . import options
 from .options import Group, Settings, examples, pass_settings
-from .service import serve
+from .run import serve
 
 
 @click.group(cls=Group)

@@ -17,7 +17,7 @@ from delaylevel.model.level_topic import Role
 
 from . import options
 from .options import Group, Settings, examples, pass_settings
-from .service import Starting, addresses, serving_lines
+from .run import Starting, addresses, serving_lines
 
 _DEPLOYED = (
     Column("function"),

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel import PartitionStrategy
-from delaylevel.cli import service
+from delaylevel.cli import run
 from delaylevel.cli.options import TIME, parse_time_ms
-from delaylevel.cli.service import Starting, progress_of, serving_lines
+from delaylevel.cli.run import Starting, progress_of, serving_lines
 from delaylevel.cli.views import output
 from delaylevel.cli.views.output import Progress, emit, finish
 from delaylevel.cli.views.tables import Column, render
@@ -206,7 +206,7 @@ def test_the_reason_is_shown_until_the_service_is_ready(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "LINE_EVERY_S", 0)
-    monkeypatch.setattr(service, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(run, "_LOOK_EVERY_S", 0.001)
     reason, asked = "no dispatcher owns partition 0 yet", threading.Semaphore(0)
 
     def waiting() -> str:
