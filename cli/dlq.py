@@ -179,12 +179,7 @@ def replay(
     "delaylevel dlq discard orders 12:0:-1 12:1:-1 --count 2",
 )
 @_chosen
-@click.option(
-    "--count",
-    type=click.IntRange(min=0),
-    required=True,
-    help="Number of selected messages, as a confirmation.",
-)
+@options.count(required=True)
 def discard(
     settings: Settings,
     topic: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from datetime import timedelta
 from typing import Any
@@ -132,6 +133,14 @@ _DELETED = (
 )
 
 
+_then = functools.partial(
+    click.option,
+    "--then",
+    multiple=True,
+    help="Unit and longest delay of a finer level, e.g. hour:24h. Repeatable.",
+)
+
+
 def parse_level(text: str) -> PartitionStrategy:
     """Parse a finer level: ``hour:24h``, or with its lead ``hour:24h:5m``."""
     parts = text.split(":")
@@ -150,13 +159,7 @@ def parse_level(text: str) -> PartitionStrategy:
     "delaylevel levels expand orders --max-delay 60d --then hour:48h",
 )
 @options.max_delay()
-@click.option(
-    "--then",
-    type=Parsed("unit:max", parse_level),
-    multiple=True,
-    metavar="UNIT:MAX",
-    help="Unit and longest delay of a finer level, e.g. hour:24h. Repeatable.",
-)
+@_then(type=Parsed("unit:max", parse_level), metavar="UNIT:MAX")
 def expand(
     settings: Settings,
     topic: str,
@@ -311,13 +314,7 @@ def set_(
     type=DURATION,
     help="Minimum time between the hand-off of a message and its due time.",
 )
-@click.option(
-    "--then",
-    type=Parsed("unit:max[:lead]", parse_level),
-    multiple=True,
-    metavar="UNIT:MAX[:LEAD]",
-    help="Unit and longest delay of a finer level, e.g. hour:24h. Repeatable.",
-)
+@_then(type=Parsed("unit:max[:lead]", parse_level), metavar="UNIT:MAX[:LEAD]")
 @click.option(
     "--overflow",
     type=click.Choice(["reject", "recirculate"]),

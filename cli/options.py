@@ -309,6 +309,12 @@ max_delay = functools.partial(
     help="Longest delay.",
 )
 at = functools.partial(click.option, "--at", type=TIME, help="Due time: ISO-8601, epoch ms or +2h.")
+count = functools.partial(
+    click.option,
+    "--count",
+    type=click.IntRange(min=0),
+    help="Number of selected messages, as a confirmation.",
+)
 attribute = functools.partial(
     click.option,
     "--attribute",

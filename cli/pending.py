@@ -238,11 +238,7 @@ _RESCHEDULED = (*_OUTCOMES, Column("new_id", head="NEW ID"), Column("new_due_ms"
 _changing = together(
     click.option("--receipt", metavar="TEXT", help="Receipt of the message, instead of its ID."),
     _selection,
-    click.option(
-        "--count",
-        type=click.IntRange(min=0),
-        help="Number of selected messages, as a confirmation.",
-    ),
+    options.count(),
     click.option(
         "--timeout",
         type=DURATION,
