@@ -225,6 +225,7 @@ class OneOf(click.Choice):  # type: ignore[type-arg] # generic from click 8.2 on
 
 DURATION = Parsed("duration", parse_duration)
 DURATION_MS = Parsed("duration", lambda text: duration_ms(parse_duration(text)))
+NAMESPACE = Parsed("namespace", lambda text: "/".join(parse_namespace(text)))
 UNIT = Parsed("unit", parse_unit)
 TIME = Parsed("time", lambda text: parse_time_ms(text, time.time_ns() // 1_000_000))
 
@@ -406,17 +407,11 @@ metrics = together(
         help="Address of the interface that serves them.",
     ),
 )
-
-
-def _checked_namespace(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    return value if value is None else "/".join(parse_namespace(value))
-
-
-namespace = click.argument("namespace", default="public/default", callback=_checked_namespace)
+namespace = click.argument("namespace", default="public/default", type=NAMESPACE)
 namespace_option = functools.partial(
     click.option,
     "--namespace",
     metavar="TENANT/NAMESPACE",
-    callback=_checked_namespace,
+    type=NAMESPACE,
     help="Namespace whose level topics are meant if no TOPIC is given.",
 )
