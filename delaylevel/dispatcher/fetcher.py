@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from operator import lt
-from typing import Any, NamedTuple
+from typing import Any
 
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import PartitionReader
@@ -50,13 +50,6 @@ _DESCRIBED_S = 0.01
 CAUGHT_UP = object()
 
 
-class EntryEnd(NamedTuple):
-    """Event: the last message that was read, at this position, is the last one of its entry."""
-
-    ledger_id: int
-    entry_id: int
-
-
 class Fetcher:
     """Reader of a window partition, which passes messages on in batches.
 
@@ -64,8 +57,9 @@ class Fetcher:
 
     Args:
         end: last position that was stored at the takeover; None for an empty partition.
-        put: function that is called with each `FetchedBatch`, with `CAUGHT_UP` once, with an
-            `EntryEnd` when no further message is stored, or with the error that ended the reading.
+        put: function that is called with each `FetchedBatch`; with `CAUGHT_UP` once; when no
+            further message is stored, with the position of the last one if it ends its entry; or
+            with the error that ended the reading.
         unnumbered: function that stores those messages as dead letters whose batch index is above
             LAST_INDEX. If it raises a BrokerError, it is called again.
         rank: rank among the partitions that have not caught up; the lowest is read first.
@@ -308,8 +302,7 @@ class Fetcher:
             return
         batch = last.batch_index()
         if batch < 0 or batch + 1 >= batch_size(last):
-            index = min(max(batch, 0), LAST_INDEX)
-            self.put(EntryEnd(last.ledger_id(), last.entry_id() << 10 | index))
+            self.put(Position(last.ledger_id(), last.entry_id(), batch))
 
     def _report_caught_up(self, reader: PartitionReader, ledger: int, entry: int) -> None:
         if self._end is None:

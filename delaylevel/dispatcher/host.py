@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ContextDecorator, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -145,12 +145,14 @@ class PriorityLock:
         self._waiting: list[tuple[int, int, threading.Lock]] = []
         self._arrivals = count()
 
-    def hold(self, rank: int) -> RankedHold:
-        """Hold the lock; threads of equal rank get it in the order of their calls.
-
-        The result is a context manager, and a decorator of functions that need the lock.
-        """
-        return RankedHold(self, rank)
+    @contextmanager
+    def hold(self, rank: int) -> Iterator[None]:
+        """Hold the lock; threads of equal rank get it in the order of their calls."""
+        self._acquire(rank)
+        try:
+            yield
+        finally:
+            self._release()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -159,14 +161,13 @@ class PriorityLock:
         if holder is None or holder[0] != threading.get_ident():
             yield
             return
-        self.release()
+        self._release()
         try:
             yield
         finally:
-            self.acquire(holder[1])
+            self._acquire(holder[1])
 
-    def acquire(self, rank: int) -> None:
-        """Wait for the lock; `hold` is the usual way."""
+    def _acquire(self, rank: int) -> None:
         with self._lock:
             if self._holder is None and not self._waiting:
                 self._holder = threading.get_ident(), rank
@@ -178,30 +179,13 @@ class PriorityLock:
         with self._lock:
             self._holder = threading.get_ident(), rank
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Give the lock to the next thread."""
         with self._lock:
             self._holder = None
             if self._waiting:
                 self._holder = 0, 0  # the next thread is on its way
                 heappop(self._waiting)[2].release()
-
-
-class RankedHold(ContextDecorator):
-    """Context manager and decorator that holds a lock; it may be used again.
-
-    Owners use it at every look at their messages, so this is no generator.
-    """
-
-    def __init__(self, lock: PriorityLock, rank: int) -> None:
-        self._lock = lock
-        self._rank = rank
-
-    def __enter__(self) -> None:
-        self._lock.acquire(self._rank)
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._lock.release()
 
 
 #: Rank of publishing; that of reading at a takeover is the number of the partition.

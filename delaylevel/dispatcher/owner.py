@@ -27,7 +27,7 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import DeadLetterTopic, OwnProducers
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler
 from delaylevel.cluster.targets.pool import TargetPool
-from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
+from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack_message
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.publishing.in_flight import InFlightBatches, SetAsideTopics
@@ -39,7 +39,7 @@ from delaylevel.model.clock import Clock, earliest
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
-from delaylevel.model.position import Position, SourcePartition
+from delaylevel.model.position import Position
 from delaylevel.mover import hop
 from delaylevel.structures.segments.pending import (
     DamagedSegmentError,
@@ -50,7 +50,7 @@ from delaylevel.topics.registry import keep_dead_letters
 
 from .assignment import window_sources
 from .delay_queue import UNCLEAR_MS, CancelRequest, DelayQueue, RecentReleases
-from .fetcher import CAUGHT_UP, EntryEnd, Fetcher
+from .fetcher import CAUGHT_UP, Fetcher
 from .host import PUBLISHING, WORK_LOCK, Host
 from .record import FetchedBatch, recorder_of
 
@@ -124,78 +124,6 @@ class DispatchSettings:
     processes: tuple[str, ...] = ()
 
 
-class Checkpoints:
-    """The checkpoints of a window partition: low watermark, snapshots, and acknowledgements.
-
-    Attributes:
-        entry_end: packed position of the last message that was read, if it is the last one of its
-            entry; otherwise of an earlier one, or -1.
-    """
-
-    def __init__(
-        self, journal: Journal, lock: PartitionLock, source: SourcePartition, queue: DelayQueue
-    ) -> None:
-        self._journal = journal
-        self._lock = lock
-        self._source = source
-        self._queue = queue
-        self.entry_end = -1
-        self._snapshot_size = 0
-        self._acknowledged = Position(-1, -1)
-        # Number of the journal's last record of a low watermark; 0 if it is acknowledged.
-        self._watermark_record = 0
-
-    @property
-    def owes_acknowledgement(self) -> bool:
-        """True if `acknowledge` waits for the journal."""
-        return self._watermark_record > 0
-
-    def make(self) -> None:
-        """Acknowledge up to the low watermark; write a snapshot if the journal has grown."""
-        if not (self._journal.connected and self._lock.connected):
-            # This write fails if another dispatcher has opened the journal. Otherwise it waits
-            # for the connection.
-            self._journal.append(LowWatermark(self._queue.state.low_watermark))
-        self._write_watermark()
-        self.acknowledge()
-        if self._journal.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
-            self.write_snapshot()
-
-    def finish(self) -> None:
-        """Write all that is known, and acknowledge it."""
-        self._write_watermark()
-        # It waits until everything before it is stored, so the source can be acknowledged at once.
-        self.write_snapshot()
-        self.acknowledge()
-
-    def write_snapshot(self) -> None:
-        """Write a snapshot, which lets the broker delete the records before it."""
-        chunks = self._queue.state.snapshot()
-        self._journal.snapshot(chunks)
-        self._snapshot_size = sum(map(len, chunks))
-
-    def _write_watermark(self) -> None:
-        """Write the low watermark to the journal if it has moved."""
-        record = self._queue.checkpoint()
-        if record is not None:
-            self._watermark_record = self._journal.append_soon(record)
-
-    def acknowledge(self) -> None:
-        """Acknowledge everything below the low watermark once the journal has confirmed it."""
-        position = self._queue.state.low_watermark
-        if not position or self._journal.stored < self._watermark_record:
-            return
-        self._watermark_record = 0
-        # An acknowledgement is for a whole entry, and the low watermark may be within one. Only the
-        # fetcher knows if the last message that was read ends its entry.
-        end = entry_of(position)
-        if position == self.entry_end + 1:
-            end = entry_of(self.entry_end).next_entry
-        if end > self._acknowledged:
-            self._lock.acknowledge(self._source, end)
-            self._acknowledged = end
-
-
 class PartitionOwner:
     """The steps of the owner of one window partition.
 
@@ -234,6 +162,12 @@ class PartitionOwner:
         self._source, self._journal_source = window_sources(host.descriptions.latest(), partition)
         self.topic = self._source.topic
         self._quiet_checkpoints = 0
+        # Packed position of the last message that was read and is known to end its entry.
+        self._entry_end = -1
+        self._snapshot_size = 0
+        self._acknowledged = Position(-1, -1)
+        # Number of the journal's last record of a low watermark; 0 if it is acknowledged.
+        self._watermark_record = 0
         # Batches whose room the fetcher does not have back, and the state if it has to wait for it.
         self._without_room = 0
         self._disk_state = ""
@@ -245,7 +179,7 @@ class PartitionOwner:
         """Open everything, resolve what the last owner left open, and return the fetcher."""
         self._open(opened)
         self._publisher.in_flight.resolve_earlier()
-        self._checkpoints.write_snapshot()
+        self._write_snapshot()
         self._fetcher = self._make_fetcher()
         return self._fetcher
 
@@ -261,10 +195,10 @@ class PartitionOwner:
         self.next_checkpoint_s = self._started_s + settings.checkpoint_ms / 1000
         source, wall_ms = self._journal_source, host.clock.wall_ms
         journal = Journal(host.client, host.admin, source, self._lock, host.now_s, wall_ms)
+        self._journal = journal
         opened.callback(journal.close)
         delay_queue = self._queue = self._open_queue(journal, host.descriptions.latest())
         opened.callback(delay_queue.close)
-        self._checkpoints = Checkpoints(journal, self._lock, self._source, delay_queue)
         set_aside = SetAsideTopics(host)
         opened.callback(set_aside.close)
         numbered = settings.delivery is Delivery.EFFECTIVELY_ONCE
@@ -374,8 +308,8 @@ class PartitionOwner:
             if isinstance(event, FetchedBatch):
                 fetched += 1
                 self._offer(event)
-            elif isinstance(event, EntryEnd):
-                self._checkpoints.entry_end = pack(event.ledger_id, event.entry_id)
+            elif isinstance(event, Position):
+                self._entry_end = pack_message(event)
             elif event is CAUGHT_UP:
                 self._end_recovery()
                 self.stats.set(caught_up=True)
@@ -416,8 +350,8 @@ class PartitionOwner:
             DelayLevelError: the partition has to be given up.
         """
         self._read_on()
-        if self._checkpoints.owes_acknowledgement:
-            self._checkpoints.acknowledge()
+        if self._watermark_record:
+            self._acknowledge()
         if self.host.now_s() >= self.next_checkpoint_s:
             self.checkpoint()
 
@@ -431,7 +365,58 @@ class PartitionOwner:
             pause_s = max(pause_s, _QUIET_S)
         self._quiet_checkpoints += 1
         self.next_checkpoint_s = self.host.now_s() + pause_s
-        self._checkpoint()
+        self._publisher.in_flight.write_commits()
+        self.desk.tidy_up()
+        # After those, which release messages, so that the low watermark passes them.
+        if not (self._journal.connected and self._lock.connected):
+            # This write fails if another dispatcher has opened the journal. Otherwise it waits
+            # for the connection.
+            self._journal.append(LowWatermark(self._queue.state.low_watermark))
+        self._write_watermark()
+        self._acknowledge()
+        if self._journal.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
+            self._write_snapshot()
+        if self.caught_up:
+            # Until then, producers keep the names that an earlier owner may try to use again: what
+            # it had in flight is published first, so that the broker drops the earlier copies.
+            self._publisher.pool.close_idle()
+        delay_queue, waiting = self._queue, self._queue.waiting
+        self.stats.set(
+            pending=len(delay_queue) + self._publisher.in_flight.prepared,
+            in_flight=self._unanswered,
+            next_due_ms=earliest(
+                (delay_queue.pending.next_due_ms, self._publisher.first_waiting_ms)
+            ),
+            memory_bytes=delay_queue.memory_bytes,
+            disk_bytes=delay_queue.pending.segments.disk_bytes + waiting.disk_bytes,
+        )
+
+    def _write_watermark(self) -> None:
+        """Write the low watermark to the journal if it has moved."""
+        record = self._queue.checkpoint()
+        if record is not None:
+            self._watermark_record = self._journal.append_soon(record)
+
+    def _write_snapshot(self) -> None:
+        """Write a snapshot, which lets the broker delete the records before it."""
+        chunks = self._queue.state.snapshot()
+        self._journal.snapshot(chunks)
+        self._snapshot_size = sum(map(len, chunks))
+
+    def _acknowledge(self) -> None:
+        """Acknowledge everything below the low watermark once the journal has confirmed it."""
+        position = self._queue.state.low_watermark
+        if not position or self._journal.stored < self._watermark_record:
+            return
+        self._watermark_record = 0
+        # An acknowledgement is for a whole entry, and the low watermark may be within one. Only the
+        # fetcher knows if the last message that was read ends its entry.
+        end = entry_of(position)
+        if position == self._entry_end + 1:
+            end = entry_of(self._entry_end).next_entry
+        if end > self._acknowledged:
+            self._lock.acknowledge(self._source, end)
+            self._acknowledged = end
 
     def drain(self) -> None:
         """Go on with what is launched, and launch nothing else; errors as for `tidy_up`."""
@@ -444,7 +429,10 @@ class PartitionOwner:
         self._publisher.in_flight.write_commits()
         self.desk.finish()
         # After those, which release messages: the low watermark passes them then.
-        self._checkpoints.finish()
+        self._write_watermark()
+        # It waits until everything before it is stored, so the source can be acknowledged at once.
+        self._write_snapshot()
+        self._acknowledge()
 
     # -- what comes next
 
@@ -492,7 +480,7 @@ class PartitionOwner:
     @property
     def is_settled(self) -> bool:
         """True if there is nothing to do before an event or the next times."""
-        waits = self.events or self.events.are_answered or self._checkpoints.owes_acknowledgement
+        waits = self.events or self.events.are_answered or self._watermark_record
         return self.caught_up and not waits
 
     @property
@@ -594,27 +582,6 @@ class PartitionOwner:
         self._publisher.in_flight.send_prepared()
         if not behind:
             self._publisher.warm_up()
-
-    def _checkpoint(self) -> None:
-        """Acknowledge up to the low watermark, and do all that is due from time to time."""
-        self._publisher.in_flight.write_commits()
-        self.desk.tidy_up()
-        # After those, which release messages, so that the low watermark passes them.
-        self._checkpoints.make()
-        if self.caught_up:
-            # Until then, producers keep the names that an earlier owner may try to use again: what
-            # it had in flight is published first, so that the broker drops the earlier copies.
-            self._publisher.pool.close_idle()
-        delay_queue, waiting = self._queue, self._queue.waiting
-        self.stats.set(
-            pending=len(delay_queue) + self._publisher.in_flight.prepared,
-            in_flight=self._unanswered,
-            next_due_ms=earliest(
-                (delay_queue.pending.next_due_ms, self._publisher.first_waiting_ms)
-            ),
-            memory_bytes=delay_queue.memory_bytes,
-            disk_bytes=delay_queue.pending.segments.disk_bytes + waiting.disk_bytes,
-        )
 
 
 def _bucket_ms(description: LevelTopicDescription) -> int:

@@ -31,7 +31,7 @@ import pulsar
 from delaylevel.cluster.port import PartitionStats, TopicMetadata
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher import owner as owner_module
-from delaylevel.dispatcher.fetcher import CAUGHT_UP, EntryEnd
+from delaylevel.dispatcher.fetcher import CAUGHT_UP
 from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import Intent, Record, encode, pack
 from delaylevel.dispatcher.journal.state import JournalState
@@ -665,7 +665,7 @@ class Simulation:
         self.owner.take_in(batch)
         self.offered = len(self.window)
         if batch.records and place_of(self.offered).batch == 0:
-            self.owner.take_in(EntryEnd(batch.ledger_ids[-1], batch.entry_ids[-1]))
+            self.owner.take_in(place_of(self.offered - 1))
 
     def cycle(self) -> None:
         """Let the process do all that it can do now, as the owner's task does.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.dispatcher.fetcher import CAUGHT_UP, EntryEnd, Fetcher
+from delaylevel.dispatcher.fetcher import CAUGHT_UP, Fetcher
 from delaylevel.dispatcher.record import FetchedBatch, WindowMessage
 from delaylevel.errors import BrokerError
 from delaylevel.model.position import EARLIEST, Position
@@ -134,11 +134,11 @@ def test_a_message_that_is_due_soon_is_passed_on_at_once(window: Window) -> None
 
 def test_the_end_of_an_entry_is_reported_when_nothing_follows(window: Window) -> None:
     for index in range(3):
-        assert not [each for each in window.events if isinstance(each, EntryEnd)], "one is missing"
+        assert not [each for each in window.events if isinstance(each, Position)], "one is missing"
         window.arrive(5, index=index, size=3)
         while window.fetcher.gather():
             pass
-    assert window.events[-1] == EntryEnd(1, 5 << 10 | 2)
+    assert window.events[-1] == Position(1, 5, 2)
 
 
 def test_a_message_with_a_new_target_and_those_behind_it_belong_to_the_takeover(
