@@ -49,7 +49,6 @@ import numpy.typing as npt
 
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import (
-    Answered,
     Commit,
     Disposition,
     DispositionKind,
@@ -367,9 +366,9 @@ class Cancellations:
             each.deadline_ms = until_ms
         self._keep(requests)
 
-    def answered(self, positions: Int64s) -> Answered:
+    def answered(self, positions: Int64s) -> Released:
         """Return the record of cancellations whose outcomes are stored, and release them."""
-        record = self._state.apply(Answered(positions))
+        record = self._state.apply(Released(positions, IdColumns.of([]), positions[:0]))
         self._open.discard(positions)
         return record
 

@@ -106,7 +106,7 @@ A message that is below stays there. A Released record adds the ID, except for a
 message is in two open intents if an earlier owner may still send it: see recovery, step 3.
 
 A *cancellation* is a record of the window topic, too. It is pending until its outcome is decided
-and stored in the outcomes topic; then an Answered record releases its position, without an ID.
+and stored in the outcomes topic; then a Released record has its position, without an ID.
 
 A low watermark never passes a message that is intended, or waits for its due time or its target.
 Low watermarks never go back: a lower one than before is ignored.
@@ -162,7 +162,7 @@ before the Disposition record of a cancelled    Pending. The cancellation is rea
 message is stored
 after that, before its outcome is stored        Cancelled. The cancellation is read again, and the
                                                 outcome is published again.
-after that, before the Answered record          The same: the outcome is there twice.
+after that, before its Released record          The same: the outcome is there twice.
 between two chunks of a snapshot                The incomplete snapshot is passed over. The
                                                 records before it are still in the journal.
 ==============================================  =================================================

@@ -137,6 +137,8 @@ def entry_of(position: int) -> Position:
 class Released(NamedTuple):
     """Batches without intents, all of whose messages are published, set aside or dropped.
 
+    Or cancellations whose outcomes the outcomes topic has confirmed; then without IDs.
+
     Attributes:
         held: packed positions of the messages whose IDs are not remembered, as in a `Commit`.
     """
@@ -249,16 +251,6 @@ class Disposition(NamedTuple):
     ids: IdColumns
 
 
-class Answered(NamedTuple):
-    """Cancellations whose outcomes the outcomes topic has confirmed: released, without IDs.
-
-    Attributes:
-        positions: packed positions of the cancellations, shape (k,).
-    """
-
-    positions: Int64s
-
-
 class SnapshotChunk(NamedTuple):
     """Part ``part`` of ``parts`` of the snapshot with the number ``serial``; the first one is 0."""
 
@@ -277,7 +269,6 @@ Record: TypeAlias = (
     | Refused
     | Paused
     | Disposition
-    | Answered
     | SnapshotChunk
 )
 #: The kinds of records. The numbers are stored.
@@ -290,8 +281,7 @@ _KINDS: Mapping[int, type[Any]] = {
     6: Refused,
     7: Released,
     8: Disposition,
-    9: Answered,
-    10: Paused,
+    9: Paused,
 }
 _NUMBERS = {record: kind for kind, record in _KINDS.items()}
 

@@ -20,7 +20,6 @@ from delaylevel.structures.rows import Int64s
 
 from .records import (
     UNCERTAIN,
-    Answered,
     Commit,
     Disposition,
     DispositionKind,
@@ -237,8 +236,6 @@ class JournalState:
                 self.cancelled.add(record, self.low_watermark)
             else:
                 record.ids.save_in(self.set_aside[record.kind])
-        elif isinstance(record, Answered):
-            self._pass(record.positions)
         return record
 
     def next_sequence(self, target: str) -> int:

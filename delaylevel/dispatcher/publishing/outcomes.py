@@ -2,8 +2,7 @@
 
 The owner's thread calls everything here, and nothing here waits. For each cancellation, the order
 is: records of the decision, a confirmation of the journal, the outcome in the outcomes topic, its
-confirmation, and an Answered record, which releases the cancellation. A crash in between repeats
-the outcome.
+confirmation, and a Released record of the cancellation. A crash in between repeats the outcome.
 
 An outcome without a record of its own follows a LowWatermark record. So an owner that was suspended
 while another one took over reports nothing.
@@ -38,7 +37,7 @@ _CREATE_AGAIN_S = 1.0
 #: Time after which outcomes are deleted. They are not compacted: that needs a policy or an
 #: operator, and would keep an outcome of every ID for ever.
 RETENTION_S = 24 * 3600
-# Answered records are gathered for so long, and up to this number of cancellations.
+# Released records are gathered for so long, and up to this number of cancellations.
 _ANSWER_S = 0.25
 _ANSWERS = 2_000
 # Beyond this number of outcomes that are not confirmed, further ones are decided again later.

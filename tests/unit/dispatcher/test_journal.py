@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from delaylevel.dispatcher.journal import state as journal_state
 from delaylevel.dispatcher.journal.records import (
-    Answered,
     Commit,
     Disposition,
     DispositionKind,
@@ -47,7 +46,6 @@ RECORDS = st.one_of(
     st.builds(Paused, st.dictionaries(st.text(max_size=5), IDS | st.none())),
     st.builds(Disposition, st.sampled_from(DispositionKind), IDS, ID_COLUMNS),
     st.builds(Refused, COLUMNS),
-    st.builds(Answered, COLUMNS),
     st.builds(SnapshotChunk, IDS, st.integers(0, 9), st.integers(0, 9), st.binary()),
 )
 
@@ -147,7 +145,8 @@ def test_a_journal_can_be_read_from_any_place_before_its_last_complete_snapshot(
                 *(Intent(number, columns, ids, rng.choice(["", "o"]), number + 1),) * 3,
                 *(Commit(rng.randint(0, number), columns[:1]), Released(columns, ids, columns[1:])),
                 *(Resolved(rng.randint(0, number), columns), LowWatermark(10 * number)),
-                *(Refused(columns), Answered(columns), Paused({"o": rng.choice([number, None])})),
+                *(Refused(columns), Paused({"o": rng.choice([number, None])})),
+                Released(columns, IdColumns.of([]), columns[:0]),
                 Disposition(rng.choice(list(DispositionKind)), 5_000, ids),
             ]
         )
