@@ -52,7 +52,7 @@ from .assignment import window_sources
 from .delay_queue import UNCLEAR_MS, CancelRequest, DelayQueue, RecentReleases
 from .fetcher import CAUGHT_UP, Fetcher
 from .host import PUBLISHING, WORK_LOCK, Host
-from .record import FetchedBatch, recorder_of
+from .record import FetchedBatch, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -269,7 +269,7 @@ class PartitionOwner:
             # in between.
             start = max(start, entry_of(low_watermark))
         last_stored = partial(host.admin.last_message_id, name)
-        record = recorder_of(host.descriptions, self.topic, last_stored, host.now_s)
+        record = Recorder(host.descriptions, self.topic, last_stored, host.now_s)
         make = partial(Fetcher, host.client, self.topic, start, last_stored(), record)
         unnumbered = self._set_aside_unnumbered
         return make(self.events.put, unnumbered, host.clock, self.partition, now_s=host.now_s)

@@ -363,6 +363,11 @@ class Recorder:
     Args:
         descriptions: they say what may be converted now.
         last_stored: function that returns the position of the last message in the partition.
+
+    Attributes:
+        packed: function that returns the record of a message of the client's core and its position
+            (batch is -1 for an unbatched entry), or None as a call does. It nearly always has the
+            fields of `PackedRecord`, unless the delay is the attribute of the level topic.
     """
 
     def __init__(
@@ -373,6 +378,8 @@ class Recorder:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.descriptions = descriptions
+        with_delay = descriptions.latest().attribute == DELAY_ATTRIBUTE
+        self.packed = self._with_delay if with_delay else self._packed
         self._topic = topic
         self._source = topic.removeprefix("persistent://")
         self._kinds: dict[tuple[str | None, str | None, str | None], _Kind] = {}
@@ -385,14 +392,16 @@ class Recorder:
         self._stored_s = float("-inf")
         self.cancellations = 0
 
-    def packed(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
-        """Return the record of a message of the client's core, or None as for a call.
+    def _with_delay(
+        self, message: Any, ledger: int, entry: int, batch: int
+    ) -> tuple[Any, ...] | None:
+        """Return the record of a message, and its delay, not packed; see `packed`."""
+        found = self._packed(message, ledger, entry, batch)
+        if found is None or is_cancellation(found):
+            return found
+        return (*as_plain(found), found[_DUE_FIELD] - message.publish_timestamp())
 
-        It nearly always has the fields of `PackedRecord`.
-
-        Args:
-            ledger, entry, batch: its position; batch is -1 for an unbatched entry.
-        """
+    def _packed(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
         # This runs for every message, and a restart reads all pending ones: no further calls.
         try:
             properties = message.properties()
@@ -635,20 +644,3 @@ def _properties(record: tuple[Any, ...]) -> Mapping[str, str]:
     packed = len(record) == PACKED_FIELDS
     properties: Mapping[str, str] = record[_PACKED_PROPERTIES if packed else _PROPERTIES]
     return properties
-
-
-class DelayRecorder(Recorder):
-    """Recorder that appends the delay of each message, in ms, to its record."""
-
-    def packed(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
-        """Return the record of a message, and its delay, not packed; see `Recorder.packed`."""
-        found = super().packed(message, ledger, entry, batch)
-        if found is None or is_cancellation(found):
-            return found
-        return (*as_plain(found), found[_DUE_FIELD] - message.publish_timestamp())
-
-
-def recorder_of(descriptions: DescriptionCache, *arguments: Any) -> Recorder:
-    """Return a recorder of what the attribute of the level topic needs; arguments as for it."""
-    with_delay = descriptions.latest().attribute == DELAY_ATTRIBUTE
-    return (DelayRecorder if with_delay else Recorder)(descriptions, *arguments)

@@ -17,7 +17,6 @@ from delaylevel.dispatcher.record import (
     as_plain,
     attributes,
     packed,
-    recorder_of,
     unpacked,
 )
 from delaylevel.errors import BrokerUnreachableError
@@ -190,7 +189,7 @@ def test_an_encrypted_message_makes_a_dead_letter(warm: bool) -> None:
 
 def recorder(attribute: str = "size") -> Recorder:
     description = replace(FIRST, attribute=attribute)
-    return recorder_of(DescriptionCache(lambda: description, description), TOPIC, lambda: None)
+    return Recorder(DescriptionCache(lambda: description, description), TOPIC, lambda: None)
 
 
 DUES = st.sampled_from(
