@@ -59,7 +59,6 @@ from delaylevel.dispatcher.journal.records import (
     Refused,
     Released,
     Resolved,
-    pack,
 )
 from delaylevel.dispatcher.journal.state import JournalState, UnresolvedIntents
 from delaylevel.errors import DelayLevelError, InvalidInputError
@@ -67,15 +66,13 @@ from delaylevel.model.clock import Clock
 from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.structures.id_columns import IdColumns, Identity, Mask
 from delaylevel.structures.id_set import RemovableIds
-from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
+from delaylevel.structures.rows import Int64s
 from delaylevel.structures.segments.pending import PendingSegments
 
 from .pending import OpenMessages, PendingIndex, WaitingQueues
 from .record import (
+    Batch,
     Cancellation,
-    DueBatch,
-    FetchedBatch,
-    MessageRecord,
     WindowMessage,
     as_plain,
     is_cancellation,
@@ -210,11 +207,10 @@ class Cancellations:
         deadline_ms = cancellation.due_ms + self._grace_ms
         self._undecided.append(CancelRequest(cancellation, position, deadline_ms, waited))
 
-    def take_arrived(
-        self, due_ms: Int64s, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
-    ) -> None:
+    def take_arrived(self, fetched: Batch, index: Int64s) -> None:
         """Look at the messages at these indices of what was read; they are pending now."""
-        unclear = index[self._are_unclear(due_ms, positions, records, index)]
+        records = fetched.records
+        unclear = index[self._are_unclear(fetched, index)]
         if unclear.size:
             IdColumns.of(records, unclear).save_in(self._unclear)
         for each in index.tolist() if self._early else ():
@@ -223,20 +219,19 @@ class Cancellations:
             message = WindowMessage._make(as_plain(records[each])[: len(WindowMessage._fields)])
             self.add(Cancellation(*message[:4], message.message_id, message.key), None)
 
-    def _are_unclear(
-        self, due_ms: Int64s, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
-    ) -> Mask:
+    def _are_unclear(self, fetched: Batch, index: Int64s) -> Mask:
         """Return which messages an earlier owner may have sent or set aside, shape (n,)."""
         # These wait for their release instead of a decision: an outcome that says cancelled must
         # not follow a message that an earlier owner has sent.
-        unclear: Mask = due_ms[index] <= self._unclear_until_ms
+        due_ms = fetched.due_ms[index]
+        unclear: Mask = due_ms <= self._unclear_until_ms
         paused, refused = self._state.paused, self._state.refused
         for row in np.flatnonzero(unclear).tolist() if paused else ():
             # Of a paused target, only what was due before the pause was sent.
-            until_ms = paused.get(as_plain(records[index[row]])[_TARGET])
-            unclear[row] = until_ms is None or due_ms[index[row]] <= until_ms
+            until_ms = paused.get(as_plain(fetched.records[index[row]])[_TARGET])
+            unclear[row] = until_ms is None or due_ms[row] <= until_ms
         if refused:
-            unclear |= np.array([each in refused for each in positions[index].tolist()])
+            unclear |= np.array([each in refused for each in fetched.positions[index].tolist()])
         return unclear
 
     # -- decisions
@@ -379,13 +374,13 @@ class Cancellations:
             due_ms = np.array([each.deadline_ms for each in found], dtype=np.int64)
             positions = np.array([each.position for each in found], dtype=np.int64)
             records = [tuple(each.cancellation) for each in found]
-            self._pending.put_again(DueBatch(due_ms, positions, records))
+            self._pending.put(Batch(due_ms, positions, records))
             self._early.update(each.cancellation[:2] for each in found)
             self.waiting += len(found)
 
     # -- out of the queue
 
-    def filter(self, batch: DueBatch) -> DueBatch:
+    def filter(self, batch: Batch) -> Batch:
         """Drop the cancelled ones of messages, and decide on the cancellations among them."""
         if not self.passed_over:
             return batch
@@ -486,20 +481,16 @@ class DelayQueue:
         ids = len(self.open.ids) + len(self.state.memory)
         return self.pending.memory_bytes + self.waiting.memory_bytes + 8 * ids
 
-    def offer(self, fetched: FetchedBatch) -> tuple[int, int]:
-        """Add messages from the window topic, also beyond the memory budget.
-
-        Args:
-            fetched: messages in any order. Successive calls follow the order of the topic.
+    def offer(self, fetched: Batch) -> tuple[int, int]:
+        """Add messages from the window topic, in its order, also beyond the memory budget.
 
         Returns:
             The number of new messages, and that of copies of one that is pending or was released.
             The others were known: they are pending, or released, at their positions.
         """
-        rows = fetched.rows()
+        positions = fetched.positions
         if not len(fetched):
             return 0, 0
-        positions = pack(rows[LEDGER], rows[ENTRY])
         # By position first: a released dead letter has no ID in the memory, and is read again after
         # a takeover.
         released = self.state.is_released(positions)
@@ -511,11 +502,11 @@ class DelayQueue:
         ids = IdColumns.of(fetched.records, unknown)
         unseen = ids.unseen_in([self.state.memory, self.open.ids, self.state.cancelled])
         tracked = unknown[unseen]
-        self._add(fetched, rows, positions, tracked)
+        self._add(fetched, tracked)
         if tracked.size:
             ids.at(unseen).save_in(self.open.ids)
             self.open.add(positions[tracked])
-            self.cancelling.take_arrived(rows[DUE], positions, fetched.records, tracked)
+            self.cancelling.take_arrived(fetched, tracked)
         if requests.size:
             self.open.add(positions[requests])
             for each in requests.tolist():
@@ -525,7 +516,7 @@ class DelayQueue:
         self.open.last_offered = max(self.open.last_offered, int(positions.max()))
         return tracked.size, unknown.size - tracked.size
 
-    def advance(self, now_ms: int, max_messages: int = 1000) -> DueBatch | None:
+    def advance(self, now_ms: int, max_messages: int = 1000) -> Batch | None:
         """Take messages that are due; None if there are none.
 
         They are launched, pending again, or put into a queue of `waiting` next. After cancelled or
@@ -543,7 +534,7 @@ class DelayQueue:
                 return part
         return None
 
-    def advance_waiting(self, target: TargetKey, max_messages: int) -> DueBatch | None:
+    def advance_waiting(self, target: TargetKey, max_messages: int) -> Batch | None:
         """Take the first messages that wait for a target; None if all of them are cancelled.
 
         Raises:
@@ -552,11 +543,11 @@ class DelayQueue:
         part = self.cancelling.filter(self.waiting.take(target, max_messages))
         return part if part.records else None
 
-    def launch(self, batch: DueBatch) -> None:
+    def launch(self, batch: Batch) -> None:
         """Take note that a batch without sequence IDs is sent; it cannot be cancelled any more."""
         self._launch(batch, IdColumns.of(batch.records))
 
-    def intent(self, batch: DueBatch, target: str = "", first: int = 0) -> Intent:
+    def intent(self, batch: Batch, target: str = "", first: int = 0) -> Intent:
         """Launch a batch with sequence IDs; return its intent, to be confirmed before it is sent.
 
         Args:
@@ -621,7 +612,7 @@ class DelayQueue:
         ended = dict.fromkeys(name for name in targets if name in self.state.paused)
         return self.state.apply(Paused(ended)) if ended else None
 
-    def refused_earlier(self, batch: DueBatch) -> list[int]:
+    def refused_earlier(self, batch: Batch) -> list[int]:
         """Return the indices of the messages that their target refused before a takeover."""
         refused = self.state.refused
         positions = batch.positions.tolist() if refused else []
@@ -634,13 +625,13 @@ class DelayQueue:
             if isinstance(record, Resolved):
                 self.open.discard(record.released)
         self._forget(ids)
-        self.pending.put_again(again)
+        self.pending.put(again)
         return records
 
     def reopen(self, number: int) -> None:
         """Let the messages of an intent be pending again although they may have been sent."""
         # The intent stays open until they are released again, so that none of them expires.
-        self.pending.put_again(self.unresolved.reopen(number))
+        self.pending.put(self.unresolved.reopen(number))
 
     def checkpoint(self) -> LowWatermark | None:
         """Return the low watermark as a record, None if it has not moved."""
@@ -654,22 +645,23 @@ class DelayQueue:
         self.pending.segments.close()
         self.waiting.close()
 
-    def _add(self, fetched: FetchedBatch, rows: Rows, positions: Int64s, tracked: Int64s) -> None:
-        """Add the tracked rows, except those in unresolved intents."""
-        records = fetched.records
-        withheld = np.zeros(tracked.size, dtype=np.bool_)
-        if self.unresolved.withheld:
-            withheld[:] = [each in self.unresolved.withheld for each in positions[tracked].tolist()]
-        index = tracked[~withheld]
-        if index.size:
-            some = rows[:, index] if index.size < rows.shape[1] else rows
-            # The messages are in memory already. Refused ones would have to wait there, too.
-            self.pending.put(some, [records[each] for each in index.tolist()], force=True)
-        for each in tracked[withheld].tolist():
-            record = as_plain(records[each])
-            self.unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)
+    def _add(self, fetched: Batch, tracked: Int64s) -> None:
+        """Add the tracked messages, except those in unresolved intents."""
+        index, withheld = tracked, self.unresolved.withheld
+        if withheld:
+            positions = fetched.positions[tracked].tolist()
+            keeps = np.array([each in withheld for each in positions], dtype=np.bool_)
+            for each in tracked[keeps].tolist():
+                position, due_ms = int(fetched.positions[each]), int(fetched.due_ms[each])
+                self.unresolved.keep(position, due_ms, as_plain(fetched.records[each]))
+            index = tracked[~keeps]
+        # The messages are in memory already. Refused ones would have to wait there, too.
+        if index.size == len(fetched):
+            self.pending.put(fetched)
+        else:
+            self.pending.put(*fetched.divide([index.tolist()]))
 
-    def _launch(self, batch: DueBatch, ids: IdColumns) -> None:
+    def _launch(self, batch: Batch, ids: IdColumns) -> None:
         # Every way out of the queue leads through here, whatever has filtered it before. To publish
         # what an outcome calls cancelled is worse than to publish it late.
         if self.cancelling.cancelled and ids.seen_in(self.state.cancelled).any():

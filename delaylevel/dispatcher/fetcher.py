@@ -11,17 +11,19 @@ from itertools import islice
 from operator import lt
 from typing import Any
 
+import numpy as np
+
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import PartitionReader
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER
-from delaylevel.dispatcher.journal.records import LAST_INDEX
+from delaylevel.dispatcher.journal.records import LAST_INDEX, pack
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
 from delaylevel.model.message import batch_size, positions_of
 from delaylevel.model.position import Position
 
 from .host import WORK_LOCK
-from .record import FetchedBatch, Recorder
+from .record import Batch, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class Fetcher:
 
     Args:
         end: last position that was stored at the takeover; None for an empty partition.
-        put: function that is called with each `FetchedBatch`; with `CAUGHT_UP` once; when no
+        put: function that is called with each `Batch`; with `CAUGHT_UP` once; when no
             further message is stored, with the position of the last one if it ends its entry; or
             with the error that ended the reading.
         unnumbered: function that stores those messages as dead letters whose batch index is above
@@ -97,7 +99,7 @@ class Fetcher:
         self._ahead = threading.Semaphore(BATCHES_AHEAD)
         self._wants_room = False
         # A small batch that is kept for some time, so that more messages come with it.
-        self._kept: FetchedBatch | None = None
+        self._kept: Batch | None = None
         self._kept_until_s = 0.0
         self._last: Any = None  # ID of the last message, until the end of its entry is known
         self._last_s = 0.0  # when it came
@@ -194,18 +196,20 @@ class Fetcher:
             self._undecided = self._undecided or [message]
             self._retry_s = now_s + _DESCRIBED_S
             return False
-        batch = self._kept or FetchedBatch()
         with nullcontext() if self._end is None else WORK_LOCK.hold(self._rank):
             taken = self._undecided
             if not taken:
                 taken = self._whole(reader, self._available(reader.burst(message)))
-            self._convert(batch, taken)
+            found = [each for each in (self._kept, self._convert(taken)) if each is not None]
         self._last_s = now_s
-        if keeps and self._may_wait(batch):
-            if self._kept is None:
-                self._kept, self._kept_until_s = batch, now_s + _GATHER_LATER_S
-        elif batch.records:
-            self._pass_on(batch)
+        if found:
+            batch = Batch.join(found)
+            if not (keeps and self._may_wait(batch)):
+                self._pass_on(batch)
+            else:
+                if self._kept is None:
+                    self._kept_until_s = now_s + _GATHER_LATER_S
+                self._kept = batch
         last = self._last
         if self._undecided:
             self._refresh()
@@ -213,18 +217,16 @@ class Fetcher:
             self._report_caught_up(reader, last.ledger_id(), last.entry_id())
         return True
 
-    def _pass_on(self, batch: FetchedBatch) -> None:
+    def _pass_on(self, batch: Batch) -> None:
         self._kept = None
         self._ahead.acquire()
         self.put(batch)
 
-    def _may_wait(self, batch: FetchedBatch) -> bool:
+    def _may_wait(self, batch: Batch) -> bool:
         """Return True if more messages may come with a batch: it is small, and due later."""
         if self._end is not None or self._undecided or batch.cancellations:
             return False
-        if not 0 < len(batch) < _FEW:
-            return False
-        return min(batch.due_ms) - self._clock.now_ms() >= _SOON_MS
+        return len(batch) < _FEW and int(batch.due_ms.min()) - self._clock.now_ms() >= _SOON_MS
 
     def _refresh(self) -> None:
         """Read the description for a message whose target may be new; everything else waits."""
@@ -240,22 +242,22 @@ class Fetcher:
         else:
             self._warning.over()
 
-    def _convert(self, batch: FetchedBatch, taken: list[Any]) -> None:
-        """Add messages to a batch, up to one that is undecided; keep the others."""
+    def _convert(self, taken: list[Any]) -> Batch | None:
+        """Return messages up to one that is undecided, or None for none; keep the others."""
         taken, (ledgers, entries, indices) = self._in_order(taken)
         last = taken[-1].message_id() if taken else None
         if taken and max(indices) > LAST_INDEX:
             # They would have the positions of the messages of the next entry. They are stored
             # before the last numbered one of their entry is offered, because once that is
             # released, the entry may be acknowledged: `_whole` has read both together.
-            positions = map(Position, ledgers, entries, indices)
-            every = list(zip(taken, positions, strict=True))
+            places = map(Position, ledgers, entries, indices)
+            every = list(zip(taken, places, strict=True))
             try:
                 with WORK_LOCK.pause():
                     self._unnumbered([each for each in every if each[1].batch > LAST_INDEX])
             except BrokerError as error:
                 self._undecided, self._refused = taken, error
-                return
+                return None
             taken = [message for message, at in every if at.batch <= LAST_INDEX]
             ledgers, entries, indices = positions_of(taken)
         records: list[tuple[Any, ...]] = []
@@ -267,17 +269,14 @@ class Fetcher:
         count = len(records)
         self._undecided = taken[count:]
         if not count:
-            return
+            return None
         self._last = taken[count - 1].message_id() if self._undecided else last
         self._behind = ledgers[count - 1], entries[count - 1], indices[count - 1]
-        batch.ledger_ids += ledgers[:count]
-        batch.entry_ids += [
-            entry << 10 | (index if index > 0 else 0)
-            for entry, index in zip(entries[:count], indices, strict=False)
-        ]
-        batch.due_ms += [record[2] for record in records]
-        batch.records += records
-        batch.cancellations += self._record.cancellations - cancellations
+        due_ms = np.array([record[2] for record in records], dtype=np.int64)
+        ledger_ids, entry_ids, batch = np.array([ledgers, entries, indices])[:, :count]
+        positions = pack(ledger_ids, entry_ids << 10 | np.maximum(batch, 0))
+        cancellations = self._record.cancellations - cancellations
+        return Batch(due_ms, positions, records, cancellations=cancellations)
 
     def _in_order(self, taken: list[Any]) -> tuple[list[Any], tuple[list[int], ...]]:
         """Return messages once, with their positions; raise BrokerError if their order is wrong."""

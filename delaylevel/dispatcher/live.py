@@ -34,7 +34,7 @@ from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import WORK_LOCK
 from delaylevel.dispatcher.journal.records import ENTRY_MASK, unpack
-from delaylevel.dispatcher.record import DueBatch, attributes
+from delaylevel.dispatcher.record import Batch, attributes
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock
@@ -89,10 +89,10 @@ class QueueView(FrozenRows):
             index.segments.freeze(self)
         launched = (batch for batch, _ in delay_queue.open.launched.values())
         loose = [*launched, *delay_queue.waiting.loose, delay_queue.unresolved.loose()]
-        self.add((), partial(_in_due_order, DueBatch.join(loose), self.attribute))
+        self.add((), partial(_in_due_order, Batch.join(loose), self.attribute))
 
 
-def _in_due_order(messages: DueBatch, attribute: str) -> Columns:
+def _in_due_order(messages: Batch, attribute: str) -> Columns:
     """Return messages outside the segments: in flight, or waiting for their target."""
     rows: Rows = np.array([messages.due_ms, *unpack(messages.positions)], dtype=np.int64)
     order = np.lexsort(rows[::-1])

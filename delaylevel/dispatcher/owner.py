@@ -52,7 +52,7 @@ from .assignment import window_sources
 from .delay_queue import UNCLEAR_MS, CancelRequest, DelayQueue, RecentReleases
 from .fetcher import CAUGHT_UP, Fetcher
 from .host import PUBLISHING, WORK_LOCK, Host
-from .record import FetchedBatch, Recorder
+from .record import Batch, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -305,7 +305,7 @@ class PartitionOwner:
             event = self.events.get_nowait() if event is None else event
             if event is None:
                 break
-            if isinstance(event, FetchedBatch):
+            if isinstance(event, Batch):
                 fetched += 1
                 self._offer(event)
             elif isinstance(event, Position):
@@ -536,7 +536,7 @@ class PartitionOwner:
             self.caught_up = True
             self.stats.set(state=self._disk_state or "releasing")
 
-    def _offer(self, batch: FetchedBatch) -> None:
+    def _offer(self, batch: Batch) -> None:
         # At a takeover, there are many at once: they take turns with owners that publish.
         with contextlib.nullcontext() if self.caught_up else WORK_LOCK.hold(self.partition):
             new, copies = self._queue.offer(batch)

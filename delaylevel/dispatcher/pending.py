@@ -18,13 +18,13 @@ from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.structures.id_columns import IdColumns, Mask, contained, to_array
 from delaylevel.structures.id_set import RemovableIds
-from delaylevel.structures.rows import DUE, Int64s, Rows
+from delaylevel.structures.rows import Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 
 from .record import (
     PACKED_FIELDS,
     STORED,
-    DueBatch,
+    Batch,
     MessageRecord,
     attributes,
     packed,
@@ -81,31 +81,26 @@ class PendingIndex:
             self._changed = False
         return self._next_due_ms
 
-    def put(self, rows: Rows, records: list[MessageRecord], *, force: bool = False) -> None:
-        """Add records: all of them, or none.
+    def put(self, batch: Batch, *, force: bool = True) -> None:
+        """Add records that are in memory: all of them, or none.
 
         Args:
-            rows: due times, ledger IDs and entry IDs, shape (3, n), n > 0.
-            force: True for records that were in memory before; the budget does not refuse them.
-
-        Raises:
-            SpillWriteError: the disk is full or fails, and the memory budget is used up.
+            force: False to raise a SpillWriteError if the disk takes no more, and the memory budget
+                is used up.
         """
+        records = batch.records
+        if not records:
+            return
         attribute = attributes(self.attribute, records)
         payloads = [
             each[STORED] if len(each) == PACKED_FIELDS else packed(each) for each in records
         ]
+        rows: Rows = np.array([batch.due_ms, *unpack(batch.positions)], dtype=np.int64)
         self.segments.append(rows, payloads, attribute, force=force)
-        self.last_due_ms = max(self.last_due_ms, int(rows[DUE].max()))
+        self.last_due_ms = max(self.last_due_ms, int(batch.due_ms.max()))
         self._changed = True
 
-    def put_again(self, batch: DueBatch, *, force: bool = True) -> None:
-        """Add records that were in memory; the budget does not refuse them if ``force``."""
-        if batch.records:
-            rows: Rows = np.array([batch.due_ms, *unpack(batch.positions)], dtype=np.int64)
-            self.put(rows, batch.records, force=force)
-
-    def take(self, now_ms: int, count: int) -> DueBatch:
+    def take(self, now_ms: int, count: int) -> Batch:
         """Remove and return messages that are due."""
         self._changed = True
         expected = len(self.segments)
@@ -116,7 +111,7 @@ class PendingIndex:
                 "released: start again from the journal, and report this as a defect"
             )
         due_ms, ledgers, entries = rows
-        return DueBatch(due_ms, ledgers << ENTRY_BITS | entries, list(map(unpacked, payloads)))
+        return Batch(due_ms, ledgers << ENTRY_BITS | entries, list(map(unpacked, payloads)))
 
 
 @dataclass(slots=True)
@@ -127,7 +122,7 @@ class _Queue:
         count: number of those in memory.
     """
 
-    batches: deque[DueBatch] = field(default_factory=deque)
+    batches: deque[Batch] = field(default_factory=deque)
     count: int = 0
     rest: PendingIndex | None = None
 
@@ -181,7 +176,7 @@ class WaitingQueues:
         return None if each.rest is None else each.rest.next_due_ms
 
     @property
-    def loose(self) -> list[DueBatch]:
+    def loose(self) -> list[Batch]:
         """The messages that are kept in memory."""
         return [batch for each in self._queues.values() for batch in each.batches]
 
@@ -195,27 +190,27 @@ class WaitingQueues:
         found = self._queues.get(target)
         return 0 if found is None else len(found)
 
-    def put(self, target: TargetKey, batch: DueBatch) -> None:
+    def put(self, target: TargetKey, batch: Batch) -> None:
         """Add messages that are not launched; a SpillError means that none of them is added."""
         each = self._queues.get(target) or _Queue()
         # What has found the disk full is little: nothing else is taken meanwhile.
         in_memory = target.partition == DISK_FULL_PARTITION
         full = each.count >= _IN_MEMORY or self._size >= self._budget
         if in_memory or not (full or each.rest):
-            each.batches.append(DueBatch(batch.due_ms, batch.positions, batch.records))
+            each.batches.append(Batch(batch.due_ms, batch.positions, batch.records))
             each.count += len(batch)
             self._size += sum(map(_size, batch.records))
         else:
             each.rest = each.rest if each.rest is not None else self._overflow()
             share = max(self._budget // (len(self._queues) + 1), _LEAST_BYTES)
             each.rest.segments.budget_bytes = min(each.rest.segments.budget_bytes, share)
-            each.rest.put_again(batch, force=False)
+            each.rest.put(batch, force=False)
         self._queues[target] = each
 
-    def take(self, target: TargetKey, count: int) -> DueBatch:
+    def take(self, target: TargetKey, count: int) -> Batch:
         """Remove and return the first messages of a target."""
         each = self._queues[target]
-        taken: list[DueBatch] = []
+        taken: list[Batch] = []
         if not each.batches:
             assert each.rest is not None
             # All are due, whatever the clock says now.
@@ -233,7 +228,7 @@ class WaitingQueues:
             if each.rest is not None:
                 each.rest.segments.close()
             del self._queues[target]
-        return DueBatch.join(taken)
+        return Batch.join(taken)
 
     def close(self) -> None:
         """Delete the spill files."""
@@ -256,7 +251,7 @@ class OpenMessages:
 
     def __init__(self, low_watermark: int) -> None:
         self.ids = RemovableIds()
-        self.launched: dict[int, tuple[DueBatch, IdColumns]] = {}
+        self.launched: dict[int, tuple[Batch, IdColumns]] = {}
         self._open = BitMap64()
         self._low_watermark = low_watermark
         self.last_offered = low_watermark - 1

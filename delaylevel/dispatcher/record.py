@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
@@ -47,7 +47,7 @@ from delaylevel.model.level_topic import DELAY_ATTRIBUTE, SIZE_ATTRIBUTE, LevelT
 from delaylevel.model.message import ParkedMessage, number, parked_message
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.mover import hop
-from delaylevel.structures.rows import Int64s, Rows
+from delaylevel.structures.rows import Int64s
 from delaylevel.topics.roster import DescriptionCache
 
 #: The format in which short ASCII strings are copied as they are.
@@ -530,54 +530,31 @@ def is_cancellation(record: tuple[Any, ...]) -> bool:
     return len(record) == len(Cancellation._fields)
 
 
-@dataclass(slots=True)
-class FetchedBatch:
-    """Messages from the window topic, as columns of equal length.
-
-    Attributes:
-        entry_ids: entry << 10 | batch index (0 if not batched).
-        records: tuples of values that ``marshal`` can write, which come out as plain tuples. The
-            first two values are (id_key, id); a message with the key ``""`` has no copies.
-        cancellations: number of the records that are a `Cancellation`.
-    """
-
-    ledger_ids: list[int] = field(default_factory=list)
-    entry_ids: list[int] = field(default_factory=list)
-    due_ms: list[int] = field(default_factory=list)
-    records: list[MessageRecord] = field(default_factory=list)
-    cancellations: int = 0
-
-    def __len__(self) -> int:
-        """Return the number of messages."""
-        return len(self.records)
-
-    def rows(self) -> Rows:
-        """Return due times, ledger IDs and entry IDs, shape (3, n)."""
-        rows: Rows = np.array([self.due_ms, self.ledger_ids, self.entry_ids], dtype=np.int64)
-        return rows
-
-
 @dataclass(eq=False)
-class DueBatch:
-    """Messages outside the segments; those that are due are in the order (due time, position).
+class Batch:
+    """Messages outside the segments, in the order of the topic or that of (due time, position).
 
     Attributes:
         due_ms: due times, ms since the epoch, shape (n,).
         positions: packed positions, shape (n,).
+        records: tuples of values that ``marshal`` can write; those of a batch that was read may be
+            packed. The first two values are (id_key, id); a key ``""`` has no copies.
         number: number of a batch that is launched; -1 before.
+        cancellations: number of the records that are a `Cancellation`, in a batch that was read.
     """
 
     due_ms: Int64s
     positions: Int64s
     records: list[MessageRecord]
     number: int = -1
+    cancellations: int = 0
 
     def __len__(self) -> int:
         """Return the number of messages."""
         return len(self.records)
 
     @classmethod
-    def join(cls, parts: Sequence[DueBatch]) -> DueBatch:
+    def join(cls, parts: Sequence[Batch]) -> Batch:
         """Return successive messages as one batch."""
         if len(parts) == 1:
             return parts[0]
@@ -585,15 +562,16 @@ class DueBatch:
             np.concatenate([part.due_ms for part in parts]),
             np.concatenate([part.positions for part in parts]),
             [record for part in parts for record in part.records],
+            cancellations=sum(part.cancellations for part in parts),
         )
 
-    def divide(self, parts: Iterable[Sequence[int]]) -> list[DueBatch]:
+    def divide(self, parts: Iterable[Sequence[int]]) -> list[Batch]:
         """Return parts of a batch that is not launched; each has ascending indices."""
         divided = []
         for part in parts:
             index = np.asarray(part, dtype=np.int64)
             records = [self.records[each] for each in part]
-            divided.append(DueBatch(self.due_ms[index], self.positions[index], records))
+            divided.append(Batch(self.due_ms[index], self.positions[index], records))
         return divided
 
     @cached_property

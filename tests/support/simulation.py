@@ -26,6 +26,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 import pulsar
 
 from delaylevel.cluster.port import PartitionStats, TopicMetadata
@@ -36,7 +37,7 @@ from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import Intent, Record, encode, pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.owner import DispatchSettings, PartitionOwner
-from delaylevel.dispatcher.record import Cancellation, FetchedBatch, WindowMessage, identity
+from delaylevel.dispatcher.record import Batch, Cancellation, WindowMessage, identity
 from delaylevel.errors import BrokerError, BrokerUnreachableError
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
@@ -653,15 +654,13 @@ class Simulation:
 
     def offer(self) -> None:
         """Let the process read what the window topic has and it has not read, and the answers."""
-        batch = FetchedBatch()
-        for index in range(self.offered, len(self.window)):
-            message, place = self.window[index], place_of(index)
-            batch.ledger_ids.append(place.ledger)
-            batch.entry_ids.append(place.entry << 10 | place.batch)
-            batch.due_ms.append(message.due_ms)
-            is_message = isinstance(message, WindowMessage)
-            batch.records.append(tuple(message) if is_message else message)
-            batch.cancellations += not is_message
+        some = self.window[self.offered :]
+        batch = Batch(
+            np.array([message.due_ms for message in some], dtype=np.int64),
+            np.array(list(map(packed, range(self.offered, len(self.window)))), dtype=np.int64),
+            [tuple(each) if isinstance(each, WindowMessage) else each for each in some],
+            cancellations=sum(isinstance(each, Cancellation) for each in some),
+        )
         self.owner.take_in(batch)
         self.offered = len(self.window)
         if batch.records and place_of(self.offered).batch == 0:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from delaylevel.dispatcher.record import DueBatch, MessageRecord, identity
+from delaylevel.dispatcher.record import Batch, MessageRecord, identity
 from delaylevel.errors import DelayLevelError
 from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicator
 from delaylevel.structures.id_columns import IdColumns, Mask, contained, to_array
@@ -363,19 +363,19 @@ class UnresolvedIntents:
         # It is not among the pending ones: if the broker has it, nothing must publish it again.
         self._offered_again[position] = due_ms, record
 
-    def loose(self) -> DueBatch:
+    def loose(self) -> Batch:
         """Return the messages that were read again."""
         return self._batch(list(self._offered_again))
 
-    def _batch(self, positions: list[int]) -> DueBatch:
+    def _batch(self, positions: list[int]) -> Batch:
         found = [self._offered_again[position] for position in positions]
         due_ms = np.array([due for due, _ in found], dtype=np.int64)
         records = [record for _, record in found]
-        return DueBatch(due_ms, np.array(positions, dtype=np.int64), records)
+        return Batch(due_ms, np.array(positions, dtype=np.int64), records)
 
     def resolve(
         self, number: int, stored: npt.ArrayLike, free_number: int
-    ) -> tuple[list[Intent | Resolved], IdColumns, DueBatch]:
+    ) -> tuple[list[Intent | Resolved], IdColumns, Batch]:
         """Close an intent.
 
         Args:
@@ -404,7 +404,7 @@ class UnresolvedIntents:
             self._offered_again.pop(position, None)
         return records, intent.ids.at(mask), self.reopen(number)
 
-    def reopen(self, number: int) -> DueBatch:
+    def reopen(self, number: int) -> Batch:
         """Let the messages of an intent be pending again, and return those that were read."""
         intent = self._intents.pop(number)
         if number in self._state.open_intents:

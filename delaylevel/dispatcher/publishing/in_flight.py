@@ -37,7 +37,7 @@ from delaylevel.dispatcher.journal.records import (
     Record,
 )
 from delaylevel.dispatcher.journal.topic import Journal
-from delaylevel.dispatcher.record import DueBatch, WindowMessage
+from delaylevel.dispatcher.record import Batch, WindowMessage
 from delaylevel.model.due_time import expired_reason, expires_at_ms
 from delaylevel.model.envelope import REASON
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -103,7 +103,7 @@ class InFlightBatch:
         confirmed_ms: time of the last outcome so far, ms since the epoch; 0 before the first one.
     """
 
-    batch: DueBatch
+    batch: Batch
     key: TargetKey | None
     left: int = 0
     refused: dict[int, str] = field(default_factory=dict)
@@ -401,7 +401,7 @@ class InFlightBatches:
             del self._unsent[key]
         return reason is None
 
-    def expired(self, batch: DueBatch) -> dict[int, str]:
+    def expired(self, batch: Batch) -> dict[int, str]:
         """Return the reasons of the messages of a batch that have expired, by index."""
         found = expired(self._host.descriptions.latest(), batch.messages, self._clock.now_ms())
         if found and self._numbered:

@@ -23,7 +23,7 @@ from delaylevel.dispatcher.pending import (
     PAUSED_PARTITION,
     UNKNOWN_PARTITION,
 )
-from delaylevel.dispatcher.record import DueBatch, WindowMessage
+from delaylevel.dispatcher.record import Batch, WindowMessage
 from delaylevel.model.clock import earliest
 from delaylevel.structures.segments.pending import SpillError
 
@@ -151,7 +151,7 @@ class BatchPublisher:
             return None
         return due_ms - _WARM_UP_MS
 
-    def publish(self, batch: DueBatch) -> None:
+    def publish(self, batch: Batch) -> None:
         """Launch a batch; messages of targets that are not ready wait in the delay queue."""
         for key, part in by_target(batch, batched=not self._numbered):
             self._place(part, key)
@@ -170,7 +170,7 @@ class BatchPublisher:
             if message.target and not self._gate.is_paused(message.target):
                 self._open(message)
         self.in_flight.prove_soon(int(batch.due_ms[0]))
-        self._queue.pending.put_again(batch)
+        self._queue.pending.put(batch)
 
     def _open(self, message: WindowMessage) -> None:
         """Open the target of a message that will be due soon."""
@@ -216,7 +216,7 @@ class BatchPublisher:
                 self._place(part, key._replace(partition=-1), waited=True)
                 self._send()
 
-    def _place(self, batch: DueBatch, key: TargetKey, *, waited: bool = False) -> None:
+    def _place(self, batch: Batch, key: TargetKey, *, waited: bool = False) -> None:
         """Launch a batch of one target, or let it wait.
 
         Args:
@@ -236,13 +236,13 @@ class BatchPublisher:
             key = key._replace(partition=UNKNOWN_PARTITION)
         self._launch_or_wait(batch, key)
 
-    def _launch_or_wait(self, batch: DueBatch, key: TargetKey) -> None:
+    def _launch_or_wait(self, batch: Batch, key: TargetKey) -> None:
         if not self._queue.waiting.count(key) and self._takes(key):
             self._launch(batch, key)
         else:
             self._wait(batch, key)
 
-    def _wait(self, batch: DueBatch, key: TargetKey) -> None:
+    def _wait(self, batch: Batch, key: TargetKey) -> None:
         """Let a batch wait in the queue of its target; set it aside if the disk is full."""
         try:
             self._queue.waiting.put(key, batch)
@@ -253,7 +253,7 @@ class BatchPublisher:
                 # In memory: this is little, and nothing else is taken until it has left.
                 self._queue.waiting.put(key._replace(partition=DISK_FULL_PARTITION), batch)
 
-    def _launch(self, batch: DueBatch, key: TargetKey) -> None:
+    def _launch(self, batch: Batch, key: TargetKey) -> None:
         """Launch a batch of a target that takes messages now."""
         reasons = self._reasons(batch, key)
         if reasons:
@@ -268,7 +268,7 @@ class BatchPublisher:
         else:
             self._launched.append(InFlightBatch(batch, key, left=len(batch)))
 
-    def _launch_by_partition(self, batch: DueBatch, key: TargetKey) -> None:
+    def _launch_by_partition(self, batch: Batch, key: TargetKey) -> None:
         """Launch a batch of a target whose partitions have been counted."""
         assert self._partitions is not None
         count = self._partitions.count(key.topic)
@@ -281,7 +281,7 @@ class BatchPublisher:
             self.pool.refuse(key.topic, key.schema, count)
             self._set_aside(batch, key, [count] * len(batch))
 
-    def _reasons(self, batch: DueBatch, key: TargetKey) -> dict[int, str]:
+    def _reasons(self, batch: Batch, key: TargetKey) -> dict[int, str]:
         """Return why messages are set aside instead of being sent, by index."""
         everything = range(len(batch))
         if not key.topic:
@@ -294,7 +294,7 @@ class BatchPublisher:
         # What has expired is not held, whatever its target would have said.
         return reasons | self.in_flight.expired(batch)
 
-    def _split(self, batch: DueBatch, first: list[int]) -> tuple[DueBatch, DueBatch | None]:
+    def _split(self, batch: Batch, first: list[int]) -> tuple[Batch, Batch | None]:
         """Return the messages with these ascending indices, and the others; None for no others."""
         if len(first) == len(batch):
             return batch, None
@@ -302,7 +302,7 @@ class BatchPublisher:
         one, other = batch.divide([first, rest])
         return one, other
 
-    def _set_aside(self, batch: DueBatch, key: TargetKey, reasons: Sequence[str]) -> None:
+    def _set_aside(self, batch: Batch, key: TargetKey, reasons: Sequence[str]) -> None:
         """Launch a batch whose messages are set aside, or let it wait for room there."""
         if self.in_flight.has_room_aside():
             self._launched.append(InFlightBatch(batch, None, refused=dict(enumerate(reasons))))

@@ -14,7 +14,7 @@ from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.cluster.targets.receivers import NO_TOPIC
 from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.pending import PAUSED_PARTITION
-from delaylevel.dispatcher.record import DueBatch, WindowMessage
+from delaylevel.dispatcher.record import Batch, WindowMessage
 from delaylevel.errors import BrokerError, NotFoundError
 from delaylevel.model.level_topic import Spread
 from delaylevel.model.topic_name import TopicName
@@ -71,9 +71,7 @@ class TargetPartitions:
         """Return the target partition of a message."""
         return java_string_hash(message.key or message.ordering_key or message.message_id) % count
 
-    def divide(
-        self, batch: DueBatch, key: TargetKey, count: int
-    ) -> Iterator[tuple[TargetKey, DueBatch]]:
+    def divide(self, batch: Batch, key: TargetKey, count: int) -> Iterator[tuple[TargetKey, Batch]]:
         """Divide a batch of one target by its partitions; ``count`` is 0 for a topic without."""
         groups: dict[int, list[int]] = {}
         for index, message in enumerate(batch.messages):
@@ -119,7 +117,7 @@ def java_string_hash(key: str) -> int:
     return value & 0x7FFFFFFF
 
 
-def by_target(batch: DueBatch, *, batched: bool) -> Iterator[tuple[TargetKey, DueBatch]]:
+def by_target(batch: Batch, *, batched: bool) -> Iterator[tuple[TargetKey, Batch]]:
     """Divide a batch by the targets of its messages, which share a batch there if ``batched``."""
     messages = batch.messages
     if len(set(map(_TARGET, messages))) == 1 and _have_short_texts(messages):
@@ -177,7 +175,7 @@ class PauseGate:
         pauses = self._description().pauses
         return bool(pauses.paused) and pauses.paused_since_ms(topic) is not None
 
-    def waits(self, batch: DueBatch, key: TargetKey) -> Int64s:
+    def waits(self, batch: Batch, key: TargetKey) -> Int64s:
         """Return the indices of the messages of a batch that have to wait, ascending."""
         size = len(batch)
         if self.is_paused(key.topic):

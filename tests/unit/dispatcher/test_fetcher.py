@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from delaylevel.dispatcher.fetcher import CAUGHT_UP, Fetcher
-from delaylevel.dispatcher.record import FetchedBatch, WindowMessage
+from delaylevel.dispatcher.journal.records import ENTRY_MASK
+from delaylevel.dispatcher.record import Batch, WindowMessage
 from delaylevel.errors import BrokerError
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.testing import ManualClock
@@ -62,11 +63,12 @@ class Window:
 
     def batches(self) -> list[list[int]]:
         """Return the entry IDs of each batch so far."""
-        return [each.entry_ids for each in self.events if isinstance(each, FetchedBatch)]
+        batches = (each for each in self.events if isinstance(each, Batch))
+        return [(each.positions & ENTRY_MASK).tolist() for each in batches]
 
     def _put(self, event: Any) -> None:
         self.events.append(event)
-        if isinstance(event, FetchedBatch):
+        if isinstance(event, Batch):
             self.fetcher.batch_taken()
 
     # -- the reader

@@ -18,7 +18,7 @@ from delaylevel.dispatcher.journal.records import UNCERTAIN, Commit, Intent, Rel
 from delaylevel.dispatcher.pending import DISK_FULL_PARTITION, PendingIndex, WaitingQueues
 from delaylevel.dispatcher.publishing.in_flight import expired
 from delaylevel.dispatcher.publishing.publisher import TargetState
-from delaylevel.dispatcher.record import DueBatch, WindowMessage
+from delaylevel.dispatcher.record import Batch, WindowMessage
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import Expired
 from delaylevel.structures.segments.pending import PendingSegments
@@ -202,7 +202,7 @@ def test_many_targets_that_wait_share_the_memory(run: Simulation, tmp_path: Path
 
     waiting = WaitingQueues(run.clock, overflow, 1 << 20)
     for first in (0, 8):
-        batch = DueBatch(np.full(8, record.due_ms), np.arange(first, first + 8), [record] * 8)
+        batch = Batch(np.full(8, record.due_ms), np.arange(first, first + 8), [record] * 8)
         for number in range(40):
             waiting.put(TargetKey(f"target-{number}"), batch)
     assert waiting.memory_bytes < 5 << 20  # of 16 MiB
