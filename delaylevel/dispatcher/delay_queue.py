@@ -46,9 +46,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from pyroaring import BitMap64
 
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import (
+    UNCERTAIN,
     Commit,
     Disposition,
     DispositionKind,
@@ -60,19 +62,20 @@ from delaylevel.dispatcher.journal.records import (
     Released,
     Resolved,
 )
-from delaylevel.dispatcher.journal.state import JournalState, UnresolvedIntents
+from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.model.outcome import Outcome, OutcomeStatus
-from delaylevel.structures.id_columns import IdColumns, Identity, Mask
+from delaylevel.structures.id_columns import IdColumns, Identity, Mask, contained, to_array
 from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import Int64s
 from delaylevel.structures.segments.pending import PendingSegments
 
-from .pending import OpenMessages, PendingIndex, WaitingQueues
+from .pending import PendingIndex, WaitingQueues
 from .record import (
     Batch,
     Cancellation,
+    MessageRecord,
     WindowMessage,
     as_plain,
     is_cancellation,
@@ -155,11 +158,7 @@ class CancelRequest:
 
 
 class Cancellations:
-    """The cancellations of a delay queue.
-
-    Args:
-        pending: the pending messages, which include cancellations that wait.
-        grace_ms: as for `DelayQueue`.
+    """The cancellations of a delay queue; those that wait are among its pending messages.
 
     Attributes:
         waiting: number of cancellations that wait for their messages.
@@ -167,22 +166,14 @@ class Cancellations:
     """
 
     def __init__(
-        self,
-        state: JournalState,
-        pending: PendingIndex,
-        open_messages: OpenMessages,
-        releases: RecentReleases,
-        clock: Clock,
-        *,
-        grace_ms: int,
+        self, queue: DelayQueue, releases: RecentReleases, clock: Clock, grace_ms: int
     ) -> None:
-        self._state = state
-        self._pending = pending
-        self._open = open_messages
+        self._queue = queue
+        self._state = queue.state
         self._releases = releases
         self._clock = clock
         self._grace_ms = grace_ms
-        self._unclear_until_ms = state.sent_until_ms  # by earlier owners
+        self._unclear_until_ms = queue.state.sent_until_ms  # by earlier owners
         self.waiting = self.cancelled = 0
         self._undecided: list[CancelRequest] = []
         self._unproven: list[CancelRequest] = []
@@ -294,12 +285,12 @@ class Cancellations:
                 self._state.cancelled,
                 self._state.memory,
                 self._unclear,
-                self._open.ids,
+                self._queue.ids,
             )
         )
         launched = {
             identity
-            for _, batch_ids in self._open.launched.values()
+            for _, batch_ids in self._queue.launched.values()
             for identity in batch_ids.at(np.isin(batch_ids.numbers, ids.numbers)).identities()
         }
         times = self._releases.times_of(ids.at(np.array(released)).identities())
@@ -349,7 +340,7 @@ class Cancellations:
         if not revoked:
             return [], decided
         # The messages are pending, so none of them is above the last position that was offered.
-        until = self._open.last_offered + 1
+        until = self._queue.last_offered + 1
         record = Disposition(DispositionKind.CANCELLED, until, IdColumns.of(list(revoked)))
         self._state.apply(record)
         self.cancelled += len(revoked)
@@ -363,9 +354,9 @@ class Cancellations:
 
     def answered(self, positions: Int64s) -> Released:
         """Return the record of cancellations whose outcomes are stored, and release them."""
-        record = self._state.apply(Released(positions, IdColumns.of([]), positions[:0]))
-        self._open.discard(positions)
-        return record
+        none = IdColumns.of([])
+        self._queue.forget(positions, none)
+        return self._state.apply(Released(positions, none, positions[:0]))
 
     def _keep(self, requests: Sequence[CancelRequest]) -> None:
         """Add cancellations to the pending messages, until their deadlines."""
@@ -374,7 +365,7 @@ class Cancellations:
             due_ms = np.array([each.deadline_ms for each in found], dtype=np.int64)
             positions = np.array([each.position for each in found], dtype=np.int64)
             records = [tuple(each.cancellation) for each in found]
-            self._pending.put(Batch(due_ms, positions, records))
+            self._queue.pending.put(Batch(due_ms, positions, records))
             self._early.update(each.cancellation[:2] for each in found)
             self.waiting += len(found)
 
@@ -398,8 +389,7 @@ class Cancellations:
             # The state keeps these IDs, so a copy that is read later is left out, too.
             gone = ids.seen_in(self._state.cancelled)
             if gone.any():
-                ids.at(gone).remove_from(self._open.ids)
-                self._open.discard(positions[index[gone]])
+                self._queue.forget(positions[index[gone]], ids.at(gone))
                 self.cancelled -= int(gone.sum())
                 index = index[~gone]
         if index.size == len(records):
@@ -417,11 +407,22 @@ class DelayQueue:
 
     Not thread-safe.
 
+    Args:
+        state: state at the end of the journal, owned by the queue from now on. The open intents in
+            it have to be resolved.
+        segments: empty segments, owned by the queue from now on.
+        overflow: function that returns further empty segments, for the due messages of a target
+            that takes them slowly.
+        attribute: as for `PendingIndex`.
+        grace_ms: time after its due time until which the message of a cancellation is waited for.
+
     Attributes:
         pending: the pending messages; ``pending.segments`` answers queries about them.
         waiting: the due messages that wait for their target.
-        open: all that was offered and is not released.
-        unresolved: the intents from before the takeover.
+        ids: IDs of the messages that were offered and are not released.
+        last_offered: highest packed position that was offered, or everything below is released.
+        launched: the batches that are launched, with their IDs, by number.
+        unresolved: the intents from before the takeover that are not resolved, by number.
     """
 
     def __init__(
@@ -435,36 +436,29 @@ class DelayQueue:
         releases: RecentReleases,
         grace_ms: int,
     ) -> None:
-        """Create a queue without pending messages.
-
-        Args:
-            state: state at the end of the journal, owned by the queue from now on. The open
-                intents in it have to be resolved.
-            segments: empty segments, owned by the queue from now on.
-            overflow: function that returns further empty segments, for the due messages of a target
-                that takes them slowly.
-            attribute: as for `PendingIndex`.
-            grace_ms: time after its due time until which the message of a cancellation is waited
-                for, ms.
-        """
         self.state = state
         self.pending = PendingIndex(segments, attribute)
-        self.open = OpenMessages(state.low_watermark)
-        self._launched = 0  # messages of the batches in `open.launched`
-        self._numbers = itertools.count(state.next_number)
         self.waiting = WaitingQueues(
             clock, lambda: PendingIndex(overflow(), attribute), segments.budget_bytes
         )
-        self.unresolved = UnresolvedIntents(state)
-        self._releases = releases
-        self.cancelling = Cancellations(
-            state,
-            self.pending,
-            self.open,
-            self._releases,
-            clock,
-            grace_ms=grace_ms,
+        self.ids = RemovableIds()
+        self.last_offered = state.low_watermark - 1
+        self.launched: dict[int, tuple[Batch, IdColumns]] = {}
+        self.unresolved = dict(state.open_intents)
+        self._open = BitMap64()  # packed positions of what was offered and is not released
+        self._launched = 0  # messages of the launched batches
+        self._numbers = itertools.count(state.next_number)
+        # Number of unresolved intents by packed position; and those of these messages that were
+        # read again, with their due times.
+        self._withheld = Counter(
+            each for intent in self.unresolved.values() for each in intent.positions.tolist()
         )
+        self._offered_again: dict[int, tuple[int, MessageRecord]] = {}
+        # Open intents of messages that are pending again, and perhaps were sent. There are few, and
+        # only after a takeover: they need no index.
+        self._reopened: list[Intent] = []
+        self._releases = releases
+        self.cancelling = Cancellations(self, releases, clock, grace_ms)
 
     def __len__(self) -> int:
         """Return the number of pending messages, without those in flight and cancelled ones."""
@@ -473,13 +467,21 @@ class DelayQueue:
     @property
     def in_flight(self) -> int:
         """Number of messages in batches, or offered again while their intent is unresolved."""
-        return self._launched + len(self.unresolved)
+        return self._launched + len(self._offered_again)
 
     @property
     def memory_bytes(self) -> int:
         """Approximate memory in use, without messages in flight."""
-        ids = len(self.open.ids) + len(self.state.memory)
+        ids = len(self.ids) + len(self.state.memory)
         return self.pending.memory_bytes + self.waiting.memory_bytes + 8 * ids
+
+    @property
+    def loose(self) -> list[Batch]:
+        """The messages that are outside the segments."""
+        launched = (batch for batch, _ in self.launched.values())
+        return [*launched, *self.waiting.loose, self._again(list(self._offered_again))]
+
+    # -- in
 
     def offer(self, fetched: Batch) -> tuple[int, int]:
         """Add messages from the window topic, in its order, also beyond the memory budget.
@@ -493,28 +495,57 @@ class DelayQueue:
             return 0, 0
         # By position first: a released dead letter has no ID in the memory, and is read again after
         # a takeover.
-        released = self.state.is_released(positions)
-        unknown = self.open.unknown(positions, ~released)
+        unknown = self._unknown(positions, ~self.state.is_released(positions))
         requests = unknown[:0]
         if fetched.cancellations:
             asks = np.array([type(each) is Cancellation for each in fetched.records])[unknown]
             requests, unknown = unknown[asks], unknown[~asks]
         ids = IdColumns.of(fetched.records, unknown)
-        unseen = ids.unseen_in([self.state.memory, self.open.ids, self.state.cancelled])
+        unseen = ids.unseen_in([self.state.memory, self.ids, self.state.cancelled])
         tracked = unknown[unseen]
         self._add(fetched, tracked)
         if tracked.size:
-            ids.at(unseen).save_in(self.open.ids)
-            self.open.add(positions[tracked])
+            ids.at(unseen).save_in(self.ids)
+            self._open.update(to_array(positions[tracked]))
             self.cancelling.take_arrived(fetched, tracked)
         if requests.size:
-            self.open.add(positions[requests])
+            self._open.update(to_array(positions[requests]))
             for each in requests.tolist():
                 record = fetched.records[each]
                 self.cancelling.add(Cancellation._make(record), int(positions[each]))
         # Last, because the low watermark may then pass what is not open: a copy, or a released one.
-        self.open.last_offered = max(self.open.last_offered, int(positions.max()))
+        self.last_offered = max(self.last_offered, int(positions.max()))
         return tracked.size, unknown.size - tracked.size
+
+    def _unknown(self, positions: Int64s, candidates: Mask) -> Int64s:
+        """Return the indices of the candidates that are not open yet, each position once."""
+        index = np.flatnonzero(candidates)
+        some = positions[index]
+        if some.size > 1 and not bool((some[1:] > some[:-1]).all()):
+            some, first = np.unique(some, return_index=True)
+            index = index[first]
+        if some.size and int(some[0]) <= self.last_offered:
+            index = index[~contained(self._open, some)]
+        return np.sort(index)
+
+    def _add(self, fetched: Batch, tracked: Int64s) -> None:
+        """Add the tracked messages to the pending ones, or keep them if an intent has them."""
+        index = tracked
+        if self._withheld:
+            positions = fetched.positions[tracked].tolist()
+            keeps = np.array([each in self._withheld for each in positions], dtype=np.bool_)
+            for each in tracked[keeps].tolist():
+                # If the broker has it, nothing must publish it again.
+                found = int(fetched.due_ms[each]), as_plain(fetched.records[each])
+                self._offered_again[int(fetched.positions[each])] = found
+            index = tracked[~keeps]
+        # The messages are in memory already. Refused ones would have to wait there, too.
+        if index.size == len(fetched):
+            self.pending.put(fetched)
+        else:
+            self.pending.put(*fetched.divide([index.tolist()]))
+
+    # -- out
 
     def advance(self, now_ms: int, max_messages: int = 1000) -> Batch | None:
         """Take messages that are due; None if there are none.
@@ -535,11 +566,7 @@ class DelayQueue:
         return None
 
     def advance_waiting(self, target: TargetKey, max_messages: int) -> Batch | None:
-        """Take the first messages that wait for a target; None if all of them are cancelled.
-
-        Raises:
-            DamagedSegmentError: a spill file is gone. Start again from the journal.
-        """
+        """Take the first messages that wait for a target; None if all of them are cancelled."""
         part = self.cancelling.filter(self.waiting.take(target, max_messages))
         return part if part.records else None
 
@@ -562,11 +589,26 @@ class DelayQueue:
         if target and first < self.state.next_sequence(target):
             raise InvalidInputError(f"sequence ID {first} of target {target} was used before")
         # A later sequence ID makes everything before it look stored.
-        if target and any(each.target == target for each in self.unresolved.intents):
+        if target and any(each.target == target for each in self.unresolved.values()):
             raise InvalidInputError(f"target {target} has an intent from before the takeover")
         ids = IdColumns.of(batch.records)
         self._launch(batch, ids)
         return self.state.apply(Intent(batch.number, batch.positions, ids, target, first))
+
+    def _launch(self, batch: Batch, ids: IdColumns) -> None:
+        # Every way out of the queue leads through here, whatever has filtered it before. To publish
+        # what an outcome calls cancelled is worse than to publish it late.
+        if self.cancelling.cancelled and ids.seen_in(self.state.cancelled).any():
+            raise DelayLevelError(
+                "a cancelled message was about to be published; it was not: start again from the "
+                "journal, and report this as a defect"
+            )
+        batch.number = next(self._numbers)
+        self.launched[batch.number] = batch, ids
+        self._launched += len(batch)
+        # For the next Paused record: what is due later than this was not sent before the pause.
+        state = self.state
+        state.sent_until_ms = max(state.sent_until_ms, int(batch.due_ms.max()))
 
     def commit(
         self, numbers: Sequence[int], held: Int64s, at_ms: int | Int64s
@@ -580,7 +622,7 @@ class DelayQueue:
             held: packed positions of the messages that were set aside and may come back.
             at_ms: time of the release of all messages or of each, ms since the epoch.
         """
-        batches, columns = zip(*map(self.open.launched.pop, numbers), strict=True)
+        batches, columns = zip(*map(self.launched.pop, numbers), strict=True)
         positions = np.concatenate([each.positions for each in batches])
         ids = IdColumns.join(columns)
         record: Released | Commit = Released(positions, ids, held)
@@ -590,18 +632,31 @@ class DelayQueue:
         self.state.apply(record)
         self._releases.add(ids, at_ms)
         self._launched -= positions.size
-        self.open.discard(positions)
-        self._forget(ids)
+        self.forget(positions, ids)
+        self.cancelling.take_released(ids)
         return record
+
+    def forget(self, positions: Int64s, ids: IdColumns) -> None:
+        """Take note that messages or cancellations are not open any more."""
+        discard = self._open.discard
+        for position in positions.tolist():
+            discard(position)
+        ids.remove_from(self.ids)
 
     def dispose(self, number: int, kind: DispositionKind, index: Sequence[int]) -> Disposition:
         """Return the record of messages that are not published, to precede their commit."""
-        _, ids = self.open.launched[number]
+        _, ids = self.launched[number]
         return self.state.apply(Disposition(kind, 0, ids.at(np.asarray(index, dtype=np.int64))))
 
     def refuse(self, positions: Int64s) -> Refused:
         """Return the record of messages that will be set aside, to be confirmed before they are."""
         return self.state.apply(Refused(positions))
+
+    def refused_earlier(self, batch: Batch) -> list[int]:
+        """Return the indices of the messages that their target refused before a takeover."""
+        refused = self.state.refused
+        positions = batch.positions.tolist() if refused else []
+        return [index for index, each in enumerate(positions) if each in refused]
 
     def pause(self, target: str) -> Paused:
         """Return the record of a paused target whose first message waits."""
@@ -612,30 +667,12 @@ class DelayQueue:
         ended = dict.fromkeys(name for name in targets if name in self.state.paused)
         return self.state.apply(Paused(ended)) if ended else None
 
-    def refused_earlier(self, batch: Batch) -> list[int]:
-        """Return the indices of the messages that their target refused before a takeover."""
-        refused = self.state.refused
-        positions = batch.positions.tolist() if refused else []
-        return [index for index, each in enumerate(positions) if each in refused]
-
-    def resolve(self, number: int, stored: npt.ArrayLike) -> list[Intent | Resolved]:
-        """Close an intent from before the takeover; messages not ``stored`` are pending again."""
-        records, ids, again = self.unresolved.resolve(number, stored, next(self._numbers))
-        for record in records:
-            if isinstance(record, Resolved):
-                self.open.discard(record.released)
-        self._forget(ids)
-        self.pending.put(again)
-        return records
-
-    def reopen(self, number: int) -> None:
-        """Let the messages of an intent be pending again although they may have been sent."""
-        # The intent stays open until they are released again, so that none of them expires.
-        self.pending.put(self.unresolved.reopen(number))
-
     def checkpoint(self) -> LowWatermark | None:
         """Return the low watermark as a record, None if it has not moved."""
-        position = self.open.low_watermark()
+        # What an unresolved intent has is either not offered yet, or open as everything else is.
+        position = self.last_offered + 1
+        if self._open:
+            position = min(position, self._open.min())
         if position <= self.state.low_watermark:
             return None
         return self.state.apply(LowWatermark(position))
@@ -645,38 +682,68 @@ class DelayQueue:
         self.pending.segments.close()
         self.waiting.close()
 
-    def _add(self, fetched: Batch, tracked: Int64s) -> None:
-        """Add the tracked messages, except those in unresolved intents."""
-        index, withheld = tracked, self.unresolved.withheld
-        if withheld:
-            positions = fetched.positions[tracked].tolist()
-            keeps = np.array([each in withheld for each in positions], dtype=np.bool_)
-            for each in tracked[keeps].tolist():
-                position, due_ms = int(fetched.positions[each]), int(fetched.due_ms[each])
-                self.unresolved.keep(position, due_ms, as_plain(fetched.records[each]))
-            index = tracked[~keeps]
-        # The messages are in memory already. Refused ones would have to wait there, too.
-        if index.size == len(fetched):
-            self.pending.put(fetched)
-        else:
-            self.pending.put(*fetched.divide([index.tolist()]))
+    # -- intents from before the takeover
 
-    def _launch(self, batch: Batch, ids: IdColumns) -> None:
-        # Every way out of the queue leads through here, whatever has filtered it before. To publish
-        # what an outcome calls cancelled is worse than to publish it late.
-        if self.cancelling.cancelled and ids.seen_in(self.state.cancelled).any():
-            raise DelayLevelError(
-                "a cancelled message was about to be published; it was not: start again from the "
-                "journal, and report this as a defect"
-            )
-        batch.number = next(self._numbers)
-        self.open.launched[batch.number] = batch, ids
-        self._launched += len(batch)
-        # For the next Paused record: what is due later than this was not sent before the pause.
-        state = self.state
-        state.sent_until_ms = max(state.sent_until_ms, int(batch.due_ms.max()))
-
-    def _forget(self, ids: IdColumns) -> None:
-        """Forget released messages."""
-        ids.remove_from(self.open.ids)
+    def resolve(self, number: int, stored: npt.ArrayLike) -> list[Intent | Resolved]:
+        """Close an intent; its messages that the broker has not ``stored`` are pending again."""
+        intent, mask = self.unresolved[number], np.asarray(stored, dtype=np.bool_)
+        records: list[Intent | Resolved] = []
+        if intent.target and not mask.all():
+            # The client of an earlier owner sends the others again once the name of its producer is
+            # free, and no higher sequence ID came. So an intent of them stays open until they are
+            # released again, and they do not expire before.
+            left, ids = intent.positions[~mask], intent.ids.at(~mask)
+            uncertain = Intent(next(self._numbers), left, ids, first=UNCERTAIN)
+            self._reopened.append(uncertain)
+            records.append(uncertain)
+        released, ids = intent.positions[mask], intent.ids.at(mask)
+        records.append(Resolved(number, released))
+        for record in records:
+            self.state.apply(record)
+        for position in released.tolist():
+            self._offered_again.pop(position, None)
+        self.forget(released, ids)
         self.cancelling.take_released(ids)
+        self.reopen(number)
+        return records
+
+    def reopen(self, number: int) -> None:
+        """Let the messages of an intent be pending again, although they may have been sent."""
+        intent = self.unresolved.pop(number)
+        if number in self.state.open_intents:
+            # It stays open until they are released again, so that none of them expires.
+            self._reopened.append(intent)
+        positions: list[int] = intent.positions.tolist()
+        self._withheld.subtract(positions)
+        left = [position for position in positions if not self._withheld[position]]
+        for position in left:
+            del self._withheld[position]
+        again = [position for position in left if position in self._offered_again]
+        self.pending.put(self._again(again))
+        for position in again:
+            del self._offered_again[position]
+
+    def _again(self, positions: list[int]) -> Batch:
+        """Return messages that were read again."""
+        found = [self._offered_again[position] for position in positions]
+        due_ms = np.array([due for due, _ in found], dtype=np.int64)
+        records = [record for _, record in found]
+        return Batch(due_ms, np.array(positions, dtype=np.int64), records)
+
+    def may_be_sent(self, positions: Int64s) -> Mask:
+        """Return which messages an earlier owner may have sent, or may still send, shape (n,)."""
+        found = np.zeros(positions.size, dtype=np.bool_)
+        for intent in self._reopened:
+            found |= np.isin(positions, intent.positions)
+        return found
+
+    def close_reopened(self) -> list[Resolved]:
+        """Close the intents whose messages were pending again, and are all released now."""
+        is_released = self.state.is_released
+        closed = [one for one in self._reopened if is_released(one.positions).all()]
+        numbers = {one.number for one in closed}
+        self._reopened = [one for one in self._reopened if one.number not in numbers]
+        records = [Resolved(one.number, one.positions[:0]) for one in closed]
+        for record in records:
+            self.state.apply(record)
+        return records

@@ -82,14 +82,12 @@ class QueueView(FrozenRows):
     def __init__(self, delay_queue: DelayQueue, wanted: Range) -> None:
         super().__init__(wanted, partial(WORK_LOCK.hold, _QUERYING))
         self.attribute = delay_queue.pending.attribute
-        self.read_to = delay_queue.open.last_offered
+        self.read_to = delay_queue.last_offered
         self.cancelled = delay_queue.cancelling.cancelled
         self.cancellations = delay_queue.cancelling.waiting
         for index in (delay_queue.pending, *delay_queue.waiting.overflows):
             index.segments.freeze(self)
-        launched = (batch for batch, _ in delay_queue.open.launched.values())
-        loose = [*launched, *delay_queue.waiting.loose, delay_queue.unresolved.loose()]
-        self.add((), partial(_in_due_order, Batch.join(loose), self.attribute))
+        self.add((), partial(_in_due_order, Batch.join(delay_queue.loose), self.attribute))
 
 
 def _in_due_order(messages: Batch, attribute: str) -> Columns:

@@ -10,15 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from pyroaring import BitMap64
 
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
-from delaylevel.structures.id_columns import IdColumns, Mask, contained, to_array
-from delaylevel.structures.id_set import RemovableIds
-from delaylevel.structures.rows import Int64s, Rows
+from delaylevel.structures.rows import Rows
 from delaylevel.structures.segments.pending import PendingSegments
 
 from .record import (
@@ -238,54 +235,3 @@ class WaitingQueues:
 
 def _size(record: MessageRecord) -> int:
     return _MESSAGE_BYTES + sum(len(value) for value in record if type(value) is bytes)
-
-
-class OpenMessages:
-    """Messages and cancellations that were offered and are not released.
-
-    Attributes:
-        ids: IDs of the messages. The journal's state remembers released ones.
-        launched: the batches that are launched, with their IDs, by number.
-        last_offered: highest packed position that was offered, or everything below is released.
-    """
-
-    def __init__(self, low_watermark: int) -> None:
-        self.ids = RemovableIds()
-        self.launched: dict[int, tuple[Batch, IdColumns]] = {}
-        self._open = BitMap64()
-        self._low_watermark = low_watermark
-        self.last_offered = low_watermark - 1
-
-    def add(self, positions: Int64s) -> None:
-        """Add packed positions, shape (n,)."""
-        self._open.update(to_array(positions))
-
-    def has_read(self, position: int) -> bool:
-        """Return True if everything up to a packed position was offered, or is released."""
-        return max(self.last_offered, self._low_watermark - 1) >= position
-
-    def discard(self, positions: Int64s) -> None:
-        """Remove packed positions that are released, shape (n,)."""
-        discard = self._open.discard
-        for position in positions.tolist():
-            discard(position)
-
-    def unknown(self, positions: Int64s, candidates: Mask) -> Int64s:
-        """Return the indices of the candidates that are not open yet, each position once."""
-        index = np.flatnonzero(candidates)
-        some = positions[index]
-        if some.size > 1 and not bool((some[1:] > some[:-1]).all()):
-            some, first = np.unique(some, return_index=True)
-            index = index[first]
-        if some.size and int(some[0]) <= self.last_offered:
-            index = index[~contained(self._open, some)]
-        return np.sort(index)
-
-    def low_watermark(self) -> int:
-        """Return the position below which everything is released; it never decreases."""
-        # What an unresolved intent has is either not offered yet, or open as everything else is.
-        position = self.last_offered + 1
-        if self._open:
-            position = min(position, self._open.min())
-        self._low_watermark = max(self._low_watermark, position)
-        return self._low_watermark

@@ -13,9 +13,11 @@ import pytest
 
 from delaylevel.cluster import reader
 from delaylevel.cluster.port import AcknowledgedRange
+from delaylevel.dispatcher.delay_queue import DelayQueue, RecentReleases
 from delaylevel.dispatcher.journal.records import Intent
-from delaylevel.dispatcher.journal.state import JournalState, UnresolvedIntents
+from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.stats import SharedOwnerStats
+from delaylevel.model.clock import SystemClock
 from delaylevel.model.envelope import DUE, TARGET
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
@@ -24,6 +26,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import source_of
 from delaylevel.mover.hop import open_envelope
 from delaylevel.structures.id_columns import IdColumns
+from delaylevel.structures.segments.pending import PendingSegments
 
 MANY = 10_000
 MESSAGE = ParkedMessage(0, 0, -1, 0, "", "", 0, {}, b"x")
@@ -61,12 +64,22 @@ def resolve(_: pytest.MonkeyPatch) -> Callable[[], None]:
         positions = np.array([number << 10, number + 1 << 10], dtype=np.int64)
         ids = IdColumns.of([("key", int(each)) for each in positions])
         state.apply(Intent(number, positions, ids, f"target {number}", 1))
-    unresolved = UnresolvedIntents(state)
+    clock, segments = SystemClock(), PendingSegments(None, budget_bytes=1 << 20)
+    queue = DelayQueue(
+        state,
+        segments,
+        clock=clock,
+        overflow=lambda: segments,
+        attribute="size",
+        releases=RecentReleases(),
+        grace_ms=0,
+    )
 
     def act() -> None:
         for number in range(MANY // 4):
-            unresolved.resolve(number, [True, False], MANY + number)
-        assert not unresolved.withheld
+            queue.resolve(number, [True, False])
+        assert not queue.unresolved
+        assert not queue._withheld
 
     return act
 

@@ -1,10 +1,9 @@
-"""The state that the records of a journal add up to, its snapshots, and its open intents."""
+"""The state that the records of a journal add up to, and its snapshots."""
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -12,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from delaylevel.dispatcher.record import Batch, MessageRecord, identity
+from delaylevel.dispatcher.record import identity
 from delaylevel.errors import DelayLevelError
 from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicator
 from delaylevel.structures.id_columns import IdColumns, Mask, contained, to_array
 from delaylevel.structures.rows import Int64s
 
 from .records import (
-    UNCERTAIN,
     Commit,
     Disposition,
     DispositionKind,
@@ -331,110 +329,3 @@ class JournalState:
             self._highest = max(self._highest, int(positions.max()))
         above = positions[positions >= self.low_watermark] if self.low_watermark else positions
         self.released.update(to_array(above))
-
-
-class UnresolvedIntents:
-    """The open intents of an earlier owner, and those of their messages that were read again.
-
-    Attributes:
-        withheld: number of these intents by packed position.
-    """
-
-    def __init__(self, state: JournalState) -> None:
-        self._state = state
-        self._intents = dict(state.open_intents)
-        self.withheld = Counter(
-            position for intent in self.intents for position in intent.positions.tolist()
-        )
-        self._reopened: list[Intent] = []
-        self._offered_again: dict[int, tuple[int, MessageRecord]] = {}
-
-    def __len__(self) -> int:
-        """Return the number of messages that were read again."""
-        return len(self._offered_again)
-
-    @property
-    def intents(self) -> list[Intent]:
-        """The intents that are not resolved."""
-        return list(self._intents.values())
-
-    def keep(self, position: int, due_ms: int, record: MessageRecord) -> None:
-        """Keep a withheld message that was read again."""
-        # It is not among the pending ones: if the broker has it, nothing must publish it again.
-        self._offered_again[position] = due_ms, record
-
-    def loose(self) -> Batch:
-        """Return the messages that were read again."""
-        return self._batch(list(self._offered_again))
-
-    def _batch(self, positions: list[int]) -> Batch:
-        found = [self._offered_again[position] for position in positions]
-        due_ms = np.array([due for due, _ in found], dtype=np.int64)
-        records = [record for _, record in found]
-        return Batch(due_ms, np.array(positions, dtype=np.int64), records)
-
-    def resolve(
-        self, number: int, stored: npt.ArrayLike, free_number: int
-    ) -> tuple[list[Intent | Resolved], IdColumns, Batch]:
-        """Close an intent.
-
-        Args:
-            stored: which of its messages the broker has stored, shape (n,).
-            free_number: a number that no intent has.
-
-        Returns:
-            The records, the last of which is its own; the IDs of the messages that are stored; and
-            those that are pending again.
-        """
-        intent, mask = self._intents[number], np.asarray(stored, dtype=np.bool_)
-        records: list[Intent | Resolved] = []
-        if intent.target and not mask.all():
-            # The client of an earlier owner sends the others again once the name of its producer is
-            # free, and no higher sequence ID came. So an intent of them stays open until they are
-            # released again, and they do not expire before.
-            left, ids = intent.positions[~mask], intent.ids.at(~mask)
-            uncertain = Intent(free_number, left, ids, first=UNCERTAIN)
-            self._reopened.append(uncertain)
-            records.append(uncertain)
-        resolved = Resolved(number, intent.positions[mask])
-        records.append(resolved)
-        for record in records:
-            self._state.apply(record)
-        for position in resolved.released.tolist():
-            self._offered_again.pop(position, None)
-        return records, intent.ids.at(mask), self.reopen(number)
-
-    def reopen(self, number: int) -> Batch:
-        """Let the messages of an intent be pending again, and return those that were read."""
-        intent = self._intents.pop(number)
-        if number in self._state.open_intents:
-            self._reopened.append(intent)
-        positions: list[int] = intent.positions.tolist()
-        self.withheld.subtract(positions)
-        left = [position for position in positions if not self.withheld[position]]
-        for position in left:
-            del self.withheld[position]
-        pending = [position for position in left if position in self._offered_again]
-        batch = self._batch(pending)
-        for position in pending:
-            del self._offered_again[position]
-        return batch
-
-    def reopened(self, positions: Int64s) -> Mask:
-        """Return which messages an earlier owner may have sent, or may still send, shape (n,)."""
-        found = np.zeros(positions.size, dtype=np.bool_)
-        for intent in self._reopened:
-            found |= np.isin(positions, intent.positions)
-        # There are few such intents, and only after a takeover: they need no index.
-        return found
-
-    def close_reopened(self) -> list[Resolved]:
-        """Close the intents whose messages were pending again, and are all released now."""
-        is_released = self._state.is_released
-        closed = [one for one in self._reopened if is_released(one.positions).all()]
-        numbers = {one.number for one in closed}
-        self._reopened = [one for one in self._reopened if one.number not in numbers]
-        records = [Resolved(one.number, one.positions[:0]) for one in closed]
-        for record in records:
-            self._state.apply(record)
-        return records

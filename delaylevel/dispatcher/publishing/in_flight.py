@@ -407,7 +407,7 @@ class InFlightBatches:
         if found and self._numbered:
             # An earlier owner may still send them. Their release has a higher sequence ID, so the
             # broker drops what that one sends.
-            for index in np.flatnonzero(self._queue.unresolved.reopened(batch.positions)).tolist():
+            for index in np.flatnonzero(self._queue.may_be_sent(batch.positions)).tolist():
                 found.pop(index, None)
         return {index: expired_reason(at_ms) for index, at_ms in found.items()}
 
@@ -472,7 +472,7 @@ class InFlightBatches:
     def resolve_earlier(self) -> None:
         """Begin to resolve the intents that the last owner left open; `process` goes on."""
         refused = self._queue.state.refused
-        for intent in self._queue.unresolved.intents:
+        for intent in list(self._queue.unresolved.values()):
             if intent.first == UNCERTAIN and self._numbered:
                 # An earlier owner may still send its messages, so they do not expire.
                 self._queue.reopen(intent.number)

@@ -172,7 +172,7 @@ class CancellationDesk:
             self._journal.append_soon(self._cancelling.answered(positions))
 
     def _close_reopened(self) -> None:
-        for record in self._queue.unresolved.close_reopened():
+        for record in self._queue.close_reopened():
             self._journal.append_soon(record)
 
     def _decide(self) -> None:
@@ -236,7 +236,7 @@ class CancellationDesk:
             # Everything up to that message was stored before the question. What comes later
             # arrived after the end of the wait.
             asked_ms, asked_s, last = self._proof
-            if last is None or self._queue.open.has_read(pack_message(last)):
+            if last is None or self._queue.last_offered >= pack_message(last):
                 self._proof, self._asks = None, False
                 self._cancelling.everything_is_read(asked_ms)
                 if asked_s >= self._alone_s:
