@@ -19,7 +19,7 @@ A file that is used up between the two steps is gone; then the question is asked
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
@@ -37,7 +37,6 @@ from delaylevel.dispatcher.journal.records import ENTRY_MASK, unpack
 from delaylevel.dispatcher.record import Batch, attributes
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.errors import InvalidInputError
-from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import named_in
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.rows import Int64s, Rows
@@ -59,6 +58,7 @@ _RANGE = ("topic", "attribute", "from", "to", "min", "max")
 #: The values of a row: the position is that in the window partition.
 COLUMNS = ("due_ms", "partition", "ledger", "entry", "batch", "attribute")
 _BATCH_MASK, _BATCH_BITS = 1023, 10
+_Groups = Sequence[ServedGroup]
 
 
 # Rank of queries for the lock: behind all partitions that publish or are read.
@@ -97,191 +97,183 @@ def _in_due_order(messages: Batch, attribute: str) -> Columns:
     return Columns(rows[:, order], attributes(attribute, messages.records)[order])
 
 
-class LiveQueries:
-    """Live queries to one dispatcher; see `delaylevel.dispatcher.live`."""
+def _group(groups: _Groups, name: str | None) -> ServedGroup:
+    """Return the level topic with a name; without a name, the only one."""
+    names = ", ".join(group.description.topic for group in groups) or "nothing"
+    if name is None:
+        if len(groups) == 1:
+            return groups[0]
+        raise QueryRefusedError(f"name one level topic with topic=: {names}")
+    try:
+        full = TopicName.parse(name).full
+    except InvalidInputError as error:
+        raise QueryRefusedError(str(error)) from None
+    found = named_in([group.description for group in groups], full)
+    for group in groups:
+        if group.description is found:
+            return group
+    raise QueryRefusedError(f"{full[:200]} is not served here, only {names}", 404)
 
-    def __init__(self, groups: Callable[[], Sequence[ServedGroup]], clock: Clock) -> None:
-        self._groups = groups
-        self._clock = clock
-        self._questions: dict[str, Callable[[Mapping[str, str]], LiveAnswer]] = {
-            "pending": self._pending,
-            "average": self._average,
-            "counts": self._counts,
-        }
 
-    def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer:
-        """Answer a live query."""
-        for _ in range(_ATTEMPTS):
-            try:
-                return self._questions[question](parameters)
-            except FileNotFoundError:
-                continue  # a file was used up meanwhile
-        raise QueryRefusedError("the spill files change too fast: ask again", 503)
+@contextmanager
+def _asked(
+    groups: _Groups, now_ms: int, parameters: Mapping[str, str], *more: str
+) -> Iterator[tuple[dict[int, QueueView], dict[str, Any]]]:
+    """Let the owners of a level topic make their views, and close these at the end.
 
-    def _group(self, name: str | None) -> ServedGroup:
-        """Return the level topic with a name; without a name, the only one."""
-        groups = self._groups()
-        names = ", ".join(group.description.topic for group in groups) or "nothing"
-        if name is None:
-            if len(groups) == 1:
-                return groups[0]
-            raise QueryRefusedError(f"name one level topic with topic=: {names}")
-        try:
-            full = TopicName.parse(name).full
-        except InvalidInputError as error:
-            raise QueryRefusedError(str(error)) from None
-        found = named_in([group.description for group in groups], full)
-        for group in groups:
-            if group.description is found:
-                return group
-        raise QueryRefusedError(f"{full[:200]} is not served here, only {names}", 404)
+    Args:
+        more: names of further parameters.
 
-    @contextmanager
-    def _asked(
-        self, parameters: Mapping[str, str], *more: str
-    ) -> Iterator[tuple[dict[int, QueueView], dict[str, Any]]]:
-        """Let the owners of a level topic make their views, and close these at the end.
-
-        Args:
-            more: names of further parameters.
-
-        Yields:
-            The views by window partition, which all have the same attribute; and the head of the
-            answer.
-        """
-        for name in sorted(set(parameters) - {*_RANGE, *more}):
-            known = ", ".join((*_RANGE, *more))
-            raise QueryRefusedError(f"there is no parameter {name[:40]!r}; there are {known}")
-        group = self._group(parameters.get("topic"))
-        description = group.description
-        wanted = Range(
-            max(_FIRST_MS, _integer(parameters, "from", _FIRST_MS)),
-            min(_LAST_MS, _integer(parameters, "to", _LAST_MS)),
-            _number(parameters, "min", -np.inf),
-            _number(parameters, "max", np.inf),
-        )
-        views: dict[int, QueueView] = {}
-        missing: dict[int, str] = {}
-        asked: dict[int, Future[QueueView]] = {}
-        try:
-            for index, owner in sorted(group.owners.items()):
-                reason = incomplete(owner.stats.now())
-                if reason:
-                    missing[index] = reason
-                else:
-                    asked[index] = owner.events.ask(lambda queue: QueueView(queue, wanted))
-            wait(asked.values(), _TIMEOUT_S)
-            for index, answer in asked.items():
-                if answer.done():
-                    views[index] = answer.result()
-                else:
-                    missing[index] = "its thread has not answered"
-            if len({view.attribute for view in views.values()}) > 1:
-                for index, view in list(views.items()):
-                    if view.attribute != description.attribute:
-                        del views[index]
-                        missing[index] = "it has been owned since before the attribute was changed"
-            known = next((view.attribute for view in views.values()), description.attribute)
-            attribute = parameters.get("attribute", known)
-            if attribute != known:
-                raise QueryRefusedError(
-                    f"the attribute of {description.topic} is {known!r} here, not "
-                    f"{attribute[:40]!r}: set it with `delaylevel levels set --attribute`, which "
-                    "dispatchers apply when they are started again",
-                    409,
-                )
-            if not views:
-                reasons = "; ".join(f"partition {k}: {why}" for k, why in missing.items())
-                raise QueryRefusedError(
-                    f"no window partition can be asked here ({reasons or 'none is owned'})", 503
-                )
-            yield (
-                views,
-                {
-                    "level_topic": description.topic,
-                    "dispatcher": group.name,
-                    "attribute": known,
-                    "now_ms": self._clock.now_ms(),
-                    "partitions": list(views),
-                    "missing": {str(index): why for index, why in missing.items()},
-                    "read_to": {
-                        str(index): _position(view.read_to) for index, view in views.items()
-                    },
-                    "cancelled": sum(view.cancelled for view in views.values()),
-                    "cancellations": sum(view.cancellations for view in views.values()),
-                    "window_partitions": description.window_partitions,
-                },
+    Yields:
+        The views by window partition, which all have the same attribute; and the head of the
+        answer.
+    """
+    for name in sorted(set(parameters) - {*_RANGE, *more}):
+        known = ", ".join((*_RANGE, *more))
+        raise QueryRefusedError(f"there is no parameter {name[:40]!r}; there are {known}")
+    group = _group(groups, parameters.get("topic"))
+    description = group.description
+    wanted = Range(
+        max(_FIRST_MS, _integer(parameters, "from", _FIRST_MS)),
+        min(_LAST_MS, _integer(parameters, "to", _LAST_MS)),
+        _number(parameters, "min", -np.inf),
+        _number(parameters, "max", np.inf),
+    )
+    views: dict[int, QueueView] = {}
+    missing: dict[int, str] = {}
+    asked: dict[int, Future[QueueView]] = {}
+    try:
+        for index, owner in sorted(group.owners.items()):
+            reason = incomplete(owner.stats.now())
+            if reason:
+                missing[index] = reason
+            else:
+                asked[index] = owner.events.ask(lambda queue: QueueView(queue, wanted))
+        wait(asked.values(), _TIMEOUT_S)
+        for index, answer in asked.items():
+            if answer.done():
+                views[index] = answer.result()
+            else:
+                missing[index] = "its thread has not answered"
+        if len({view.attribute for view in views.values()}) > 1:
+            for index, view in list(views.items()):
+                if view.attribute != description.attribute:
+                    del views[index]
+                    missing[index] = "it has been owned since before the attribute was changed"
+        known = next((view.attribute for view in views.values()), description.attribute)
+        attribute = parameters.get("attribute", known)
+        if attribute != known:
+            raise QueryRefusedError(
+                f"the attribute of {description.topic} is {known!r} here, not "
+                f"{attribute[:40]!r}: set it with `delaylevel levels set --attribute`, which "
+                "dispatchers apply when they are started again",
+                409,
             )
-        finally:
-            for answer in asked.values():
-                if not answer.cancel():
-                    answer.add_done_callback(_close)
-
-    def _pending(self, parameters: Mapping[str, str]) -> LiveAnswer:
-        limit = _integer(parameters, "limit", ROWS)
-        if not 1 <= limit <= MOST_ROWS:
-            raise QueryRefusedError(f"limit has to be from 1 to {MOST_ROWS}")
-        bounded = {"min", "max"}.isdisjoint(parameters)
-        with self._asked(parameters, "limit") as (found, head):
-            views = list(found.values())
-            count = before_ms = None
-            if bounded:
-                count, before_ms = _leading(views, limit)
-            rows = _merged([view.table(before_ms) for view in views], list(found))
-        count = rows.num_rows if count is None else count
-        if rows.num_rows > limit:
-            # Rows that are due with the last one come too, so that the limit never depends on the
-            # order of messages with equal due times.
-            due = rows["due_ms"].chunk(0).to_numpy()
-            limit = min(int(due.searchsorted(due[limit - 1], side="right")), MOST_ROWS)
-            rows = rows.slice(0, limit)
-        head |= {
-            "messages": count,
-            "more": count > rows.num_rows,
-            "without_number": rows["attribute"].null_count,
-        }
-        head |= {"columns": COLUMNS}
-        body = b"".join(
-            (json.dumps(head)[:-1].encode(), b', "rows": [\n', _rows_json(rows), b"]}\n")
+        if not views:
+            reasons = "; ".join(f"partition {k}: {why}" for k, why in missing.items())
+            raise QueryRefusedError(
+                f"no window partition can be asked here ({reasons or 'none is owned'})", 503
+            )
+        yield (
+            views,
+            {
+                "level_topic": description.topic,
+                "dispatcher": group.name,
+                "attribute": known,
+                "now_ms": now_ms,
+                "partitions": list(views),
+                "missing": {str(index): why for index, why in missing.items()},
+                "read_to": {str(index): _position(view.read_to) for index, view in views.items()},
+                "cancelled": sum(view.cancelled for view in views.values()),
+                "cancellations": sum(view.cancellations for view in views.values()),
+                "window_partitions": description.window_partitions,
+            },
         )
-        return LiveAnswer("application/json", body)
+    finally:
+        for answer in asked.values():
+            if not answer.cancel():
+                answer.add_done_callback(_close)
 
-    def _average(self, parameters: Mapping[str, str]) -> LiveAnswer:
-        with self._asked(parameters) as (views, head):
-            found = np.concatenate([view.attributes() for view in views.values()])
-        numbers = found[~np.isnan(found)]
-        any_ = bool(numbers.size)
-        total = float(numbers.sum()) if any_ else None
-        head |= {
-            "messages": found.size,
-            "counted": numbers.size,
-            "without_number": found.size - numbers.size,
-            "mean": None if total is None else total / numbers.size,
-            "least": float(numbers.min()) if any_ else None,
-            "most": float(numbers.max()) if any_ else None,
-            "total": total,
-        }
-        return _as_json(head)
 
-    def _counts(self, parameters: Mapping[str, str]) -> LiveAnswer:
-        if not {"min", "max", "attribute"}.isdisjoint(parameters):
-            raise QueryRefusedError("counts are by due time only: give from, to and edges")
-        now_ms = self._clock.now_ms()
-        text = parameters.get("edges")
-        if text is None:
-            edges = [now_ms + ms for ms in (0, 60_000, 3_600_000, 86_400_000)]
-        else:
-            parts = text.split(",")
-            if len(parts) > MOST_EDGES:
-                raise QueryRefusedError(f"there may be at most {MOST_EDGES} edges")
-            edges = [_integer({"edges": part}, "edges", 0) for part in parts]
-            if any(one >= other for one, other in pairwise(edges)):
-                raise QueryRefusedError("the edges have to rise")
-        with self._asked(parameters, "edges") as (views, head):
-            times: Int64s = np.array([*edges, _LAST_MS], dtype=np.int64)
-            counts = np.diff(_before(list(views.values()), times), prepend=0).tolist()
-        head |= {"edges_ms": edges, "counts": counts, "messages": sum(counts)}
-        return _as_json(head)
+def _pending(groups: _Groups, now_ms: int, parameters: Mapping[str, str]) -> LiveAnswer:
+    limit = _integer(parameters, "limit", ROWS)
+    if not 1 <= limit <= MOST_ROWS:
+        raise QueryRefusedError(f"limit has to be from 1 to {MOST_ROWS}")
+    bounded = {"min", "max"}.isdisjoint(parameters)
+    with _asked(groups, now_ms, parameters, "limit") as (found, head):
+        views = list(found.values())
+        count = before_ms = None
+        if bounded:
+            count, before_ms = _leading(views, limit)
+        rows = _merged([view.table(before_ms) for view in views], list(found))
+    count = rows.num_rows if count is None else count
+    if rows.num_rows > limit:
+        # Rows that are due with the last one come too, so that the limit never depends on the
+        # order of messages with equal due times.
+        due = rows["due_ms"].chunk(0).to_numpy()
+        limit = min(int(due.searchsorted(due[limit - 1], side="right")), MOST_ROWS)
+        rows = rows.slice(0, limit)
+    head |= {
+        "messages": count,
+        "more": count > rows.num_rows,
+        "without_number": rows["attribute"].null_count,
+    }
+    head |= {"columns": COLUMNS}
+    body = b"".join((json.dumps(head)[:-1].encode(), b', "rows": [\n', _rows_json(rows), b"]}\n"))
+    return LiveAnswer("application/json", body)
+
+
+def _average(groups: _Groups, now_ms: int, parameters: Mapping[str, str]) -> LiveAnswer:
+    with _asked(groups, now_ms, parameters) as (views, head):
+        found = np.concatenate([view.attributes() for view in views.values()])
+    numbers = found[~np.isnan(found)]
+    any_ = bool(numbers.size)
+    total = float(numbers.sum()) if any_ else None
+    head |= {
+        "messages": found.size,
+        "counted": numbers.size,
+        "without_number": found.size - numbers.size,
+        "mean": None if total is None else total / numbers.size,
+        "least": float(numbers.min()) if any_ else None,
+        "most": float(numbers.max()) if any_ else None,
+        "total": total,
+    }
+    return _as_json(head)
+
+
+def _counts(groups: _Groups, now_ms: int, parameters: Mapping[str, str]) -> LiveAnswer:
+    if not {"min", "max", "attribute"}.isdisjoint(parameters):
+        raise QueryRefusedError("counts are by due time only: give from, to and edges")
+    text = parameters.get("edges")
+    if text is None:
+        edges = [now_ms + ms for ms in (0, 60_000, 3_600_000, 86_400_000)]
+    else:
+        parts = text.split(",")
+        if len(parts) > MOST_EDGES:
+            raise QueryRefusedError(f"there may be at most {MOST_EDGES} edges")
+        edges = [_integer({"edges": part}, "edges", 0) for part in parts]
+        if any(one >= other for one, other in pairwise(edges)):
+            raise QueryRefusedError("the edges have to rise")
+    with _asked(groups, now_ms, parameters, "edges") as (views, head):
+        times: Int64s = np.array([*edges, _LAST_MS], dtype=np.int64)
+        counts = np.diff(_before(list(views.values()), times), prepend=0).tolist()
+    head |= {"edges_ms": edges, "counts": counts, "messages": sum(counts)}
+    return _as_json(head)
+
+
+_QUESTIONS = {"pending": _pending, "average": _average, "counts": _counts}
+
+
+def answer(
+    groups: _Groups, now_ms: int, question: str, parameters: Mapping[str, str]
+) -> LiveAnswer:
+    """Answer a live query about the level topics that are served here."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return _QUESTIONS[question](groups, now_ms, parameters)
+        except FileNotFoundError:
+            continue  # a file was used up meanwhile
+    raise QueryRefusedError("the spill files change too fast: ask again", 503)
 
 
 def _leading(views: Sequence[QueueView], limit: int) -> tuple[int | None, int | None]:

@@ -24,7 +24,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, Protocol
@@ -104,25 +103,18 @@ def tune_interpreter() -> None:
             ctypes.CDLL(None).mallopt(_ARENA_MAX, usable_cores() + 2)
 
 
-@dataclass
-class ProcessReport:
-    """The partitions of another process, and its releases.
+class _Child:
+    """One further process, as long as it runs, and what it has reported.
 
     Attributes:
         silent_s: time since it last looked at all its level topics, in s.
     """
 
-    stats: StatsByPartition = field(default_factory=dict)
-    released: Counter[str] = field(default_factory=Counter)
-    silent_s: float = 0.0
-
-
-class _Child:
-    """One further process, as long as it runs."""
-
     def __init__(self, name: str, siblings: Sequence[str], opener: Opener, url: str) -> None:
         self.name = name
-        self.report = ProcessReport()
+        self.stats: StatsByPartition = {}
+        self.released = Counter[str]()
+        self.silent_s = 0.0
         self.begun_s = time.monotonic()
         self.heard_s = self.begun_s + _START_S - HUNG_S
         self._numbers = itertools.count()
@@ -162,8 +154,8 @@ class _Child:
                         waiting.put(value)
                     continue
                 # Only statistics that have changed travel.
-                stats = {key: each or self.report.stats[key] for key, each in value.stats.items()}
-                self.report = ProcessReport(stats, value.released, value.silent_s)
+                stats, self.released, self.silent_s = value
+                self.stats = {key: each or self.stats[key] for key, each in stats.items()}
                 self.heard_s = time.monotonic()
 
 
@@ -239,23 +231,23 @@ class Processes:
 
     def stats(self) -> StatsByPartition:
         """Return the statistics of their window partitions, some tenths of a second old."""
-        return {key: each for child in self._running() for key, each in child.report.stats.items()}
+        return {key: each for child in self._running() for key, each in child.stats.items()}
 
     def released(self) -> Counter[str]:
         """Return the number of messages that they have released, by level topic."""
-        return sum((child.report.released for child in self._running()), self._released.copy())
+        return sum((child.released for child in self._running()), self._released.copy())
 
     @property
     def starting(self) -> int:
         """Number of processes that have begun a moment ago, and own nothing yet."""
         now_s = time.monotonic()
-        return sum(not c.report.stats and now_s < c.begun_s + JOINING_S for c in self._running())
+        return sum(not c.stats and now_s < c.begun_s + JOINING_S for c in self._running())
 
     @property
     def silent_s(self) -> float:
         """Longest time since one of them looked at all its level topics, in s."""
         now_s = time.monotonic()
-        return max((c.report.silent_s + now_s - c.heard_s for c in self._running()), default=0.0)
+        return max((c.silent_s + now_s - c.heard_s for c in self._running()), default=0.0)
 
     def ask(self, question: str, parameters: Mapping[str, str]) -> list[LiveAnswer]:
         """Return the answers to a live query, of those that have any."""
@@ -292,7 +284,7 @@ class Processes:
         log.warning("process %s %s: it is started again in %.0f s", name, why, _PAUSE_S)
 
     def _take_leave(self, name: str) -> None:
-        self._released += self._children.pop(name).report.released
+        self._released += self._children.pop(name).released
 
 
 def work(pipe: Pipe, opener: Opener, name: str, siblings: Sequence[str], url: str) -> None:
@@ -317,12 +309,12 @@ def work(pipe: Pipe, opener: Opener, name: str, siblings: Sequence[str], url: st
 
     def push() -> None:
         stats = {key: each for d in service.dispatchers for key, each in d.stats().items()}
-        changed: Any = {key: None if sent.get(key) is s else s for key, s in stats.items()}
+        changed = {key: None if sent.get(key) is s else s for key, s in stats.items()}
         sent.clear()
         sent.update(stats)
         released = sum((each.released() for each in service.dispatchers), Counter[str]())
         silent_s = max((each.silent_s for each in service.dispatchers), default=0.0)
-        send(None, ProcessReport(changed, released, silent_s))
+        send(None, (changed, released, silent_s))
 
     def serve() -> None:
         with suppress(EOFError, OSError):

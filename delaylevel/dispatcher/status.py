@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from delaylevel.dispatcher.live import LiveQueries, incomplete
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration, listed, shell
 from delaylevel.model.level_topic import ALL
@@ -31,6 +30,7 @@ from delaylevel.web.reports import (
     StatusSection,
 )
 
+from . import live
 from .assignment import ServedGroup
 from .service import Dispatcher
 from .stats import (
@@ -135,7 +135,6 @@ class DispatchReporter:
     def __init__(self, dispatcher: Dispatcher, clock: Clock | None = None) -> None:
         self._dispatcher = dispatcher
         self._clock = clock or SystemClock()
-        self._queries = LiveQueries(dispatcher.groups, self._clock)
         self._members = StatusCache(lambda described: dispatcher.member_stats(described))
         self.reporters = (self,)
 
@@ -215,11 +214,15 @@ class DispatchReporter:
         name, processes = parameters.get(DISPATCHER), self._dispatcher.processes
         parameters = {key: value for key, value in parameters.items() if key != DISPATCHER}
         if name in (None, self._dispatcher.name):
-            return self._queries.answer(question, parameters)
+            return self._answer(question, parameters)
         answer = processes.answer(str(name), question, parameters)
         if answer is None:
             raise QueryRefusedError(f"there is no dispatcher {name[:200]} here", 404)
         return answer
+
+    def _answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer:
+        now_ms = self._clock.now_ms()
+        return live.answer(self._dispatcher.groups(), now_ms, question, parameters)
 
     def served_at(self, url: str) -> None:
         self._dispatcher.advertise(url)
@@ -277,7 +280,7 @@ class DispatchReporter:
         question = "counts", {"topic": group.description.topic, "edges": edges}
         answers = self._dispatcher.processes.ask(*question)
         with suppress(QueryRefusedError):  # it has no partition that can be asked
-            answers.append(self._queries.answer(*question))
+            answers.append(self._answer(*question))
         if not answers:
             return (), ()
         found = [json.loads(answer.body) for answer in answers]
@@ -325,7 +328,7 @@ def _short(targets: Iterable[str]) -> str:
 
 def start_checks(group: ServedGroup) -> tuple[ProbeCheck, ProbeCheck]:
     """Return the conditions under which the start of a dispatcher is over."""
-    reasons = {index: incomplete(stats) for index, stats in group.stats.items()}
+    reasons = {index: live.incomplete(stats) for index, stats in group.stats.items()}
     found = [f"partition {index}: {why}" for index, why in reasons.items() if why]
     if group.starting:
         found.append(f"{group.starting} of the processes here are starting")

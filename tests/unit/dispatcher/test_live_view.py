@@ -15,11 +15,10 @@ import pytest
 from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.host import EventQueue
 from delaylevel.dispatcher.journal.records import pack
-from delaylevel.dispatcher.live import LiveQueries, QueueView
+from delaylevel.dispatcher.live import QueueView, answer
 from delaylevel.dispatcher.record import Cancellation
 from delaylevel.model.message import NUMBER_PATTERN, number
 from delaylevel.structures.segments.frozen import Range
-from delaylevel.testing import ManualClock
 from delaylevel.web.reports import QueryRefusedError
 from support.seeds import seeds
 from support.simulation import T0, TARGETS, Simulation, packed, place_of
@@ -154,8 +153,7 @@ class Served:
         owners = {index: run.owner.host for index, run in self.runs.items()}
         group = ServedGroup(self.description, "me:1", None, 0, owners, {})
         texts = {name.rstrip("_"): str(value) for name, value in parameters.items()}
-        answer = LiveQueries(lambda: (group,), ManualClock(T0)).answer(question, texts)
-        found: dict[str, Any] = json.loads(answer.body)
+        found: dict[str, Any] = json.loads(answer((group,), T0, question, texts).body)
         return found
 
 
