@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
+import numpy as np
+
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import Host
@@ -25,10 +27,12 @@ from delaylevel.dispatcher.pending import (
 )
 from delaylevel.dispatcher.record import Batch, WindowMessage
 from delaylevel.model.clock import earliest
+from delaylevel.model.level_topic import Spread
+from delaylevel.structures.rows import Int64s
 from delaylevel.structures.segments.pending import SpillError
 
 from .in_flight import InFlightBatch, InFlightBatches, PoolItem, is_below_limits
-from .targets import PauseGate, TargetPartitions, by_target, paused_key
+from .targets import TargetPartitions, by_target
 
 #: A target that needs longer for what is in flight is slow: its messages make way for others.
 SLOW_S = 0.5
@@ -96,7 +100,9 @@ class BatchPublisher:
         self._numbered = partitions is not None
         self._clock = host.clock
         self._warm_until_ms = -1
-        self._gate = PauseGate(host, delay_queue.waiting.count)
+        self._describe = host.descriptions.latest
+        # Time of the last release from a queue that is emptied over some time, ms since the epoch.
+        self._released_ms: dict[TargetKey, int] = {}
         self._launched: list[InFlightBatch] = []  # not passed on to the flights yet
 
     @property
@@ -107,20 +113,25 @@ class BatchPublisher:
     @property
     def has_waiting(self) -> bool:
         """True if due messages wait for their targets, and not only for the end of a pause."""
-        return any(not self._gate.rests(key) for key in self._queue.waiting.targets)
+        return any(not self._rests(key) for key in self._queue.waiting.targets)
 
     @property
     def first_waiting_ms(self) -> int | None:
         """Earliest due time of the messages that `has_waiting` counts, ms, or None without any."""
         waiting = self._queue.waiting
-        keys = (key for key in waiting.targets if not self._gate.rests(key))
+        keys = (key for key in waiting.targets if not self._rests(key))
         return earliest(map(waiting.first_due_ms, keys))
 
     @property
     def next_spread_ms(self) -> int | None:
         """Time of the next release after a pause, ms since the epoch; None if none is planned."""
-        times = map(self._gate.next_ms, self._queue.waiting.targets)
-        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+        waiting, times = self._queue.waiting, list[int | None]()
+        for key in waiting.targets:
+            spread = None if self._is_paused(key.topic) else self._spread(key)
+            if spread is not None and key.partition == PAUSED_PARTITION:
+                released_ms = self._released_ms.get(key, 0)
+                times.append(spread.next_ms(waiting.count(key), released_ms))
+        return earliest(times)
 
     @property
     def ready(self) -> bool:
@@ -167,7 +178,7 @@ class BatchPublisher:
             return
         self._warm_until_ms = int(batch.due_ms[-1])
         for message in batch.messages:
-            if message.target and not self._gate.is_paused(message.target):
+            if message.target and not self._is_paused(message.target):
                 self._open(message)
         self.in_flight.prove_soon(int(batch.due_ms[0]))
         self._queue.pending.put(batch)
@@ -206,7 +217,7 @@ class BatchPublisher:
     def _end_pause(self, key: TargetKey) -> None:
         """Publish messages that have waited for the end of a pause, as many as may leave now."""
         waiting = self._queue.waiting
-        left = self._gate.count(key)
+        left = self._count_to_leave(key)
         while left > 0 and waiting.count(key) and not self._is_stopped:
             before = waiting.count(key)
             part = self._queue.advance_waiting(key, min(left, _BATCH))
@@ -223,12 +234,12 @@ class BatchPublisher:
             waited: True if the messages do not wait for a pause again, behind later ones.
         """
         if key.topic and not waited:
-            paused = self._gate.waits(batch, key).tolist()
+            paused = self._waits_for_resume(batch, key).tolist()
             if paused:
-                if self._gate.is_paused(key.topic):
+                if self._is_paused(key.topic):
                     self.in_flight.begin_pause(key.topic)
                 batches = self._split(batch, paused)
-                self._wait(batches[0], paused_key(key))
+                self._wait(batches[0], _paused_key(key))
                 if batches[1] is None:
                     return
                 batch = batches[1]
@@ -342,7 +353,7 @@ class BatchPublisher:
             # other place for its messages.
             is_last = key.partition == DISK_FULL_PARTITION
             return TargetState.FULL if is_last else TargetState.SLOW
-        if key.partition == PAUSED_PARTITION or self._gate.is_paused(topic):
+        if key.partition == PAUSED_PARTITION or self._is_paused(topic):
             return TargetState.PAUSED
         if pool.refusal(topic, key.schema) is not None:
             return TargetState.REFUSED if self.in_flight.has_room_aside() else TargetState.SLOW
@@ -371,3 +382,52 @@ class BatchPublisher:
         if self._numbered:
             self.in_flight.write_commits()
         self.in_flight.launch(flights)
+
+    # -- pauses
+    #
+    # Messages of a paused target wait in a queue of their own. After the pause, this queue is
+    # emptied at once, or evenly over the time that `resume` was given. Until then, a message that
+    # was due before the end of the pause joins the queue. With a time, later messages pass it.
+
+    def _is_paused(self, topic: str) -> bool:
+        """Return True if nothing is released to a target now."""
+        pauses = self._describe().pauses
+        return bool(pauses.paused) and pauses.paused_since_ms(topic) is not None
+
+    def _spread(self, key: TargetKey) -> Spread | None:
+        pauses = self._describe().pauses
+        return pauses.spread(key.topic, self._clock.now_ms()) if pauses.resumed else None
+
+    def _rests(self, key: TargetKey) -> bool:
+        """Return True if no message of a queue may leave now, whatever its target does."""
+        if self._is_paused(key.topic):
+            return True
+        return key.partition == PAUSED_PARTITION and self._spread(key) is not None
+
+    def _waits_for_resume(self, batch: Batch, key: TargetKey) -> Int64s:
+        """Return the indices of the messages of a batch that have to wait, ascending."""
+        size = len(batch)
+        if self._is_paused(key.topic):
+            return np.arange(size)
+        spread, waiting = self._spread(key), self._queue.waiting.count(_paused_key(key))
+        # By a clock that is behind, it has not begun: only what has waited may wait on.
+        if spread is not None and (waiting or spread.begin_ms <= self._clock.now_ms()):
+            return np.flatnonzero(batch.due_ms < spread.begin_ms)
+        return np.arange(size if waiting else 0)
+
+    def _count_to_leave(self, key: TargetKey) -> int:
+        """Return the number of messages that may leave a queue now."""
+        left = self._queue.waiting.count(key)
+        is_paused, spread = self._is_paused(key.topic), self._spread(key)
+        if is_paused or spread is None:
+            self._released_ms.pop(key, None)
+            return 0 if is_paused else left
+        now_ms = self._clock.now_ms()
+        # A new owner begins with what is left, and does not make up for what it did not release.
+        last_ms = self._released_ms.get(key, now_ms)
+        count, self._released_ms[key] = spread.take(left, last_ms, now_ms)
+        return count
+
+
+def _paused_key(key: TargetKey) -> TargetKey:
+    return key._replace(partition=PAUSED_PARTITION)

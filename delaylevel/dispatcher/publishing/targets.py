@@ -1,24 +1,19 @@
-"""Targets of due messages: names in the journal, partitions and batches, and their pauses."""
+"""Targets of due messages: names in the journal, partitions and batches."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
-
-import numpy as np
 
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.publisher import SHARED_TEXT, needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.cluster.targets.receivers import NO_TOPIC
 from delaylevel.dispatcher.host import Host
-from delaylevel.dispatcher.pending import PAUSED_PARTITION
 from delaylevel.dispatcher.record import Batch, WindowMessage
 from delaylevel.errors import BrokerError, NotFoundError
-from delaylevel.model.level_topic import Spread
 from delaylevel.model.topic_name import TopicName
-from delaylevel.structures.rows import Int64s
 
 log = logging.getLogger(__name__)
 
@@ -147,76 +142,3 @@ def _have_short_texts(messages: list[WindowMessage]) -> bool:
 
 def _longest(texts: Iterable[str]) -> int:
     return max(map(len, texts))
-
-
-def paused_key(key: TargetKey) -> TargetKey:
-    """Return the key of the queue in which messages wait for the end of a pause."""
-    return key._replace(partition=PAUSED_PARTITION)
-
-
-# Messages of a paused target wait in a queue of their own. After the pause, this queue is emptied
-# at once, or evenly over the time that `resume` was given. Until then, a message that was due
-# before the end of the pause joins the queue. With a time, later messages pass it.
-class PauseGate:
-    """The decision which due messages wait for the end of a pause.
-
-    Args:
-        waiting: function that returns the number of messages in a queue.
-    """
-
-    def __init__(self, host: Host, waiting: Callable[[TargetKey], int]) -> None:
-        self._description = host.descriptions.latest
-        self._waiting = waiting
-        self._clock = host.clock
-        self._released_ms: dict[TargetKey, int] = {}
-
-    def is_paused(self, topic: str) -> bool:
-        """Return True if nothing is released to a target now."""
-        pauses = self._description().pauses
-        return bool(pauses.paused) and pauses.paused_since_ms(topic) is not None
-
-    def waits(self, batch: Batch, key: TargetKey) -> Int64s:
-        """Return the indices of the messages of a batch that have to wait, ascending."""
-        size = len(batch)
-        if self.is_paused(key.topic):
-            return np.arange(size)
-        spread, waiting = self._spread(key), self._waiting(paused_key(key))
-        # By a clock that is behind, it has not begun: only what has waited may wait on.
-        if spread is not None and (waiting or spread.begin_ms <= self._clock.now_ms()):
-            return np.flatnonzero(batch.due_ms < spread.begin_ms)
-        return np.arange(size if waiting else 0)
-
-    def rests(self, key: TargetKey) -> bool:
-        """Return True if no message of a queue may leave now, whatever its target does."""
-        if self.is_paused(key.topic):
-            return True
-        return key.partition == PAUSED_PARTITION and self._spread(key) is not None
-
-    def next_ms(self, key: TargetKey) -> int | None:
-        """Return the time of the next release of a spread queue, ms since the epoch, or None."""
-        if key.partition != PAUSED_PARTITION or self.is_paused(key.topic):
-            return None
-        spread = self._spread(key)
-        if spread is None:
-            return None
-        return spread.next_ms(self._waiting(key), self._released_ms.get(key, 0))
-
-    def count(self, key: TargetKey) -> int:
-        """Return the number of messages that may leave a queue now."""
-        left = self._waiting(key)
-        if self.is_paused(key.topic) or not left:
-            self._released_ms.pop(key, None)
-            return 0
-        spread = self._spread(key)
-        if spread is None:
-            self._released_ms.pop(key, None)
-            return left
-        now_ms = self._clock.now_ms()
-        # A new owner begins with what is left, and does not make up for what it did not release.
-        last_ms = self._released_ms.get(key, now_ms)
-        count, self._released_ms[key] = spread.take(left, last_ms, now_ms)
-        return count
-
-    def _spread(self, key: TargetKey) -> Spread | None:
-        pauses = self._description().pauses
-        return pauses.spread(key.topic, self._clock.now_ms()) if pauses.resumed else None
