@@ -95,12 +95,7 @@ def pack(ledger: int, entry_id: int) -> int: ...
 @overload
 def pack(ledger: Int64s, entry_id: Int64s) -> Int64s: ...
 def pack(ledger: int | Int64s, entry_id: int | Int64s) -> int | Int64s:
-    """Pack each position into one integer. Integers compare as the positions do.
-
-    Args:
-        ledger: ledger ID below 2^31; an integer, or shape (n,).
-        entry_id: entry << 10 | batch index (0 if not batched), below 2^32; an integer, or shape
-            (n,).
+    """Pack positions into integers, which compare as they do; an entry ID has the batch index.
 
     Raises:
         InvalidInputError: a position does not fit; two messages would have the same integer.
@@ -205,9 +200,6 @@ class Refused(NamedTuple):
     Only with deduplication. It is confirmed before a later sequence ID is sent to the target, and
     before the messages are stored elsewhere. After a takeover they are set aside again, and not
     published.
-
-    Attributes:
-        positions: packed positions of the messages, shape (k,).
     """
 
     positions: Int64s

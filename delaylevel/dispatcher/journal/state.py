@@ -203,10 +203,7 @@ class JournalState:
         return state
 
     def apply(self, record: Some) -> Some:
-        """Apply one record, and return it.
-
-        A single snapshot chunk changes nothing: ``read`` joins them.
-        """
+        """Apply one record, and return it; a snapshot chunk changes nothing: `read` joins them."""
         if isinstance(record, Released):
             self._release(record.positions, record.ids, record.held)
         elif isinstance(record, Intent):
@@ -250,10 +247,7 @@ class JournalState:
         return released
 
     def snapshot(self) -> list[bytes]:
-        """Return the chunks of a snapshot, to be appended in this order.
-
-        Later records may be appended between them. Earlier ones may not.
-        """
+        """Return the chunks of a snapshot; later records may be appended between them."""
         data = packed_values(
             {
                 "numbers": [self.low_watermark, self.next_number, self._highest],

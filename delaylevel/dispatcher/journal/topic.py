@@ -171,11 +171,7 @@ class Journal:
                 yield data
 
     def claim(self) -> None:
-        """Become the owner of the journal, once everything is read.
-
-        Raises:
-            BrokerError: another dispatcher has written meanwhile.
-        """
+        """Become the owner, once everything is read; BrokerError if another has written since."""
         # The time before the send: the record proves nothing for the time of its way.
         before, now = self._order.last, self._now()
         sent = self._write(self._producer.send, claim(self._owner, before))
@@ -234,10 +230,9 @@ class Journal:
 
     @property
     def proof_age_s(self) -> float:
-        """Time since the last record that counts was written, in s.
+        """Time since the last record that counts was written, in s: nobody had claimed it before.
 
-        No other dispatcher had claimed the journal before. A clock that stands still while the
-        machine is suspended does not count.
+        A clock that stands still while the machine is suspended does not count.
         """
         (now_s, now_ms), (then_s, then_ms) = self._now(), self._proven
         return max(now_s - then_s, (now_ms - then_ms) / 1000)

@@ -53,8 +53,8 @@ log = logging.getLogger(__name__)
 #: messages wait.
 IN_FLIGHT_MESSAGES = 2_000
 IN_FLIGHT_BYTES = 16 << 20
-#: A message given to the pool: its flight or recall, and its index there.
-PoolItem = tuple["InFlightBatch | Recall", int]
+#: A message given to the pool: its flight or earlier intent, and its index there.
+PoolItem = tuple["InFlightBatch | Intent", int]
 _NONE = np.zeros(0, dtype=np.int64)
 # Successive messages of a flight, by index.
 _Run = tuple["InFlightBatch", range]
@@ -184,15 +184,6 @@ class SetAsideTopics(OwnPlaces[tuple[InFlightBatch, int]]):
         self.flush()  # what was too large for the held topic
 
 
-@dataclass(eq=False)
-class Recall:
-    """An intent from before the takeover, and what is known of its messages."""
-
-    intent: Intent
-    left: int = 0
-    stored: set[int] = field(default_factory=set)  # indices
-
-
 def expired(
     description: LevelTopicDescription, messages: Sequence[WindowMessage], now_ms: int
 ) -> dict[int, int]:
@@ -255,7 +246,9 @@ class InFlightBatches:
         self._counted_s = host.now_s()
         self._rate = 0.0
         self._sent_s = 0.0
-        self._recalls: dict[int, Recall] = {}  # of unresolved intents, by their number
+        # Which messages of unresolved intents are stored, as far as it is known: by the number of
+        # the intent, and their index.
+        self._answers: dict[int, dict[int, bool]] = {}
         # By topic, messages and bytes of the flights of which messages are being set aside.
         self._refused_load: dict[str, tuple[int, int]] = {}
         self._confirmed: list[InFlightBatch] = []
@@ -458,7 +451,7 @@ class InFlightBatches:
     @property
     def busy(self) -> bool:
         """True while flights or earlier intents are open."""
-        return bool(self._open or self._recalls) or self.next_commit_s is not None
+        return bool(self._open or self._queue.unresolved) or self.next_commit_s is not None
 
     @property
     def next_commit_s(self) -> float | None:
@@ -477,24 +470,23 @@ class InFlightBatches:
                 # An earlier owner may still send its messages, so they do not expire.
                 self._queue.reopen(intent.number)
                 continue
-            recall = self._recalls[intent.number] = Recall(intent)
-            if intent.target:
-                producer = self._pool.producer(parse_target(intent.target))
-                for index, position in enumerate(intent.positions.tolist()):
-                    if position not in refused:
-                        producer.recall((recall, index), intent.first + index)
-                        recall.left += 1
-            if not recall.left:
-                self._resolve(recall)
+            producer = self._pool.producer(parse_target(intent.target)) if intent.target else None
+            answers = self._answers[intent.number] = {}
+            for index, position in enumerate(intent.positions.tolist()):
+                if producer is None or position in refused:
+                    answers[index] = False
+                else:
+                    producer.recall((intent, index), intent.first + index)
+            self._resolve_if_known(intent)
 
-    def _resolve(self, recall: Recall) -> None:
-        """Resolve an intent of which it is known what is stored."""
-        number = recall.intent.number
-        mask = np.zeros(recall.intent.positions.size, dtype=np.bool_)
-        mask[list(recall.stored)] = True
-        del self._recalls[number]
-        for record in self._queue.resolve(number, mask):
-            self._journal.append_soon(record)
+    def _resolve_if_known(self, intent: Intent) -> None:
+        """Resolve an intent once it is known of each of its messages whether it is stored."""
+        answers, size = self._answers[intent.number], intent.positions.size
+        if len(answers) == size:
+            del self._answers[intent.number]
+            stored = [answers[index] for index in range(size)]
+            for record in self._queue.resolve(intent.number, stored):
+                self._journal.append_soon(record)
 
     @WORK_LOCK.hold(PUBLISHING)
     def process(self) -> None:
@@ -506,12 +498,9 @@ class InFlightBatches:
         stored: list[Sent[PoolItem]] = []
         for sent, outcome, reason in self._pool.poll():
             owner, index = sent.item
-            if isinstance(owner, Recall):
-                if outcome is SendOutcome.STORED:
-                    owner.stored.add(index)
-                owner.left -= 1
-                if not owner.left:
-                    self._resolve(owner)
+            if isinstance(owner, Intent):
+                self._answers[owner.number][index] = outcome is SendOutcome.STORED
+                self._resolve_if_known(owner)
                 continue
             if outcome is SendOutcome.STORED:
                 stored.append(sent)
@@ -527,10 +516,12 @@ class InFlightBatches:
             flight.aside -= 1
             if not flight.aside:
                 self._commit(flight)
-        # Before producers go on, whose next sequence ID hides the gap that a refusal leaves, and
-        # before refused messages are set aside.
-        self._record(refused)
         if self._numbered:
+            # Before producers go on, whose next sequence ID hides the gap that a refusal leaves,
+            # and before refused messages are set aside.
+            if refused:
+                positions = [int(flight.batch.positions[index]) for flight, index in refused]
+                self._journal.append(self._queue.refuse(np.array(positions)))
             self._resume()
         if stored:
             self._note_stored(stored)
@@ -605,16 +596,10 @@ class InFlightBatches:
         before_s, commit_s = self.next_commit_s, self._now_s() + most_s
         self._commit_s = commit_s if before_s is None else min(before_s, commit_s)
 
-    def _record(self, refused: list[tuple[InFlightBatch, int]]) -> None:
-        """Write refusals to the journal, with deduplication."""
-        if refused and self._numbered:
-            positions = np.array([int(flight.batch.positions[index]) for flight, index in refused])
-            self._journal.append(self._queue.refuse(positions))
-
     def _resume(self) -> None:
         """Let producers go on whose refusals are in the journal."""
         suspended = self._pool.suspended()
-        unresolved = {each.intent.target for each in self._recalls.values()}
+        unresolved = {each.target for each in self._queue.unresolved.values()}
         ready = [key for key in suspended if target_name(key) not in unresolved]
         if ready:
             self._journal.append(LowWatermark(self._queue.state.low_watermark))
