@@ -113,9 +113,8 @@ def assign(
 ) -> tuple[list[int], list[int], list[int]]:
     """Return the changes for equal shares, also of ``joining`` members, with the fewest moves.
 
-    Returns:
-        Partitions to give up, and those to acquire; and those of other members, to probe: if a
-        dispatcher tries to acquire one, the broker checks whether its owner is alive.
+    These are partitions to give up, to acquire, and, of other members, to probe: if a dispatcher
+    tries to acquire one, the broker checks whether its owner is alive.
     """
     # Each member decides alone, from statistics that may be a moment old. That is safe, because it
     # gives back only what it has beyond its share and takes only what is free, and the broker lets

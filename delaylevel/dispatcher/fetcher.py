@@ -142,10 +142,9 @@ class Fetcher:
             self._reader.close()
 
     def fetch(self) -> float:
-        """Gather messages until there are none; keep small batches in which nothing is due soon.
+        """Gather messages until there are none; return the monotonic time of the next call, in s.
 
-        Returns:
-            The monotonic time of the next call, in s, unless `wake` is called before.
+        Small batches in which nothing is due soon are kept for a while.
         """
         if self._reader is None:
             self.open()
@@ -170,13 +169,9 @@ class Fetcher:
         return until_s
 
     def gather(self, keeps: bool = False) -> bool:
-        """Read the messages that are available, up to one batch, and pass them on.
+        """Pass on what is available, up to one batch; return False if there is nothing to read.
 
-        Args:
-            keeps: True to keep a small batch for a while if nothing in it is due soon.
-
-        Returns:
-            False if there is nothing to read now.
+        A small batch is kept for a while if ``keeps``, and nothing in it is due soon.
         """
         reader = self._reader
         assert reader is not None

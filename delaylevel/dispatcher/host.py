@@ -82,10 +82,9 @@ class EventQueue:
         self.are_answered = False
 
     def rest(self, until_s: float, patience_s: float) -> float:
-        """Begin to wait for events until a monotonic time, in s; return the time to look again.
+        """Begin to wait until a time; return the time to look again, monotonic and in s.
 
-        Args:
-            patience_s: time for which answers of targets may wait, in s; 0 if they are events.
+        Answers of targets may wait for ``patience_s``; they are events if it is 0.
         """
         self._wake_until_s = until_s - patience_s if patience_s else float("inf")
         if self.are_answered:
@@ -106,22 +105,15 @@ class EventQueue:
 
 @dataclass(frozen=True)
 class Host:
-    """Broker, level topic, clocks, events and statistics, which all parts of an owner share.
+    """Broker, level topic, clocks, events and statistics, which all parts of an owner share."""
 
-    Attributes:
-        client: a ``pulsar.Client`` for our own topics; it is not closed by what uses it.
-        descriptions: this process's copy of the description of the level topic.
-        start: function that runs slow work.
-        now_s: monotonic clock.
-    """
-
-    client: Any
+    client: Any  # a ``pulsar.Client`` for our own topics; what uses it does not close it
     admin: TopicAdmin
     descriptions: DescriptionCache
     clock: SteadyClock
     events: EventQueue = field(default_factory=EventQueue)
     stats: SharedOwnerStats = field(default_factory=SharedOwnerStats)
-    start: Starter = in_background
+    start: Starter = in_background  # runs slow work
     now_s: Callable[[], float] = time.monotonic
 
     @property

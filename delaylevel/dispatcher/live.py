@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import WORK_LOCK
-from delaylevel.dispatcher.journal.records import ENTRY_MASK, unpack
+from delaylevel.dispatcher.journal.records import ENTRY_MASK, entry_of, unpack
 from delaylevel.dispatcher.record import Batch, attributes
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.errors import InvalidInputError
@@ -119,14 +119,9 @@ def _group(groups: _Groups, name: str | None) -> ServedGroup:
 def _asked(
     groups: _Groups, now_ms: int, parameters: Mapping[str, str], *more: str
 ) -> Iterator[tuple[dict[int, QueueView], dict[str, Any]]]:
-    """Let the owners of a level topic make their views, and close these at the end.
+    """Yield the views of a level topic by window partition, and the head of the answer.
 
-    Args:
-        more: names of further parameters.
-
-    Yields:
-        The views by window partition, which all have the same attribute; and the head of the
-        answer.
+    The views, which all have the same attribute, are made by the owners, and closed at the end.
     """
     for name in sorted(set(parameters) - {*_RANGE, *more}):
         known = ", ".join((*_RANGE, *more))
@@ -316,10 +311,8 @@ def incomplete(stats: OwnerStats) -> str:
 
 def _position(packed: int) -> list[int] | None:
     """Return a packed position as ledger, entry and batch index; None before all messages."""
-    if packed < 0:
-        return None
-    ledger, entry = unpack(np.array([packed], dtype=np.int64))
-    return [int(ledger[0]), int(entry[0]) >> _BATCH_BITS, int(entry[0]) & _BATCH_MASK]
+    at = entry_of(packed)
+    return [at.ledger, at.entry, packed & _BATCH_MASK] if packed >= 0 else None
 
 
 def _close(answer: Future[QueueView]) -> None:

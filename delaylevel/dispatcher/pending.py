@@ -45,14 +45,10 @@ class PendingIndex:
 
     Attributes:
         last_due_ms: highest due time so far, ms since the epoch.
+        attribute: attribute of the messages for queries.
     """
 
     def __init__(self, segments: PendingSegments, attribute: str) -> None:
-        """Create an index without records.
-
-        Args:
-            attribute: attribute of the messages for queries.
-        """
         if len(segments):
             raise InvalidInputError("the segments must be empty")
         self.segments = segments
@@ -113,14 +109,10 @@ class PendingIndex:
 
 @dataclass(slots=True)
 class _Queue:
-    """Messages of one target: the first ones in memory, and the rest in segments.
-
-    Attributes:
-        count: number of those in memory.
-    """
+    """Messages of one target: the first ones in memory, and the rest in segments."""
 
     batches: deque[Batch] = field(default_factory=deque)
-    count: int = 0
+    count: int = 0  # of messages in memory
     rest: PendingIndex | None = None
 
     def __len__(self) -> int:

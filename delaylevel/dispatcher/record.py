@@ -113,13 +113,9 @@ class StoredKind(NamedTuple):
 
 
 class PackedRecord(NamedTuple):
-    """The fields of a plain tuple that stands for a record, and has its stored form.
+    """The fields of a plain tuple that stands for a record: no other record has as many.
 
-    No other record has as many.
-
-    Attributes:
-        id_key, id: identity among copies.
-        stored: the stored form, which `unpacked` reads.
+    The stored form is that which `unpacked` reads.
     """
 
     id_key: str
@@ -155,12 +151,10 @@ def kind_number(kind: StoredKind) -> int | None:
 def packed_extended(
     kind: int, number: int, due_ms: int, value: bytes | None, fields: tuple[Any, ...]
 ) -> bytes:
-    """Return the stored form of a message with further fields.
+    """Return the stored form of a message with further fields; ``number`` is without its key.
 
-    Args:
-        number: number of its ID without its key, below 2**63.
-        fields: the ID if the application gave it, otherwise None; key, ordering key, event time,
-            the application's properties, and the time at which it expires or 0.
+    The fields are the ID if the application gave it, otherwise None; key, ordering key, event time,
+    the application's properties, and the time at which it expires or 0.
     """
     more = marshal.dumps((value is None, *fields), _MARSHAL_VERSION)
     return _EXTENDED_HEAD.pack(_EXTENDED, kind, number, due_ms, len(more)) + more + (value or b"")
@@ -277,12 +271,7 @@ class WindowMessage(NamedTuple):
 
 
 class Cancellation(NamedTuple):
-    """A cancellation of the window topic; its first two values identify the message.
-
-    Attributes:
-        id_key, id: identity of the message that is cancelled.
-        due_ms: due time of that message, ms since the epoch.
-    """
+    """A cancellation of the window topic; all values are those of the message."""
 
     id_key: str
     id: int
@@ -593,11 +582,7 @@ _DELAY = len(WindowMessage._fields)
 # Every message has one number: the size of its payload, its delay in the window (from its publish
 # time there until it is due), or one of its properties. It is NaN without a number.
 def attributes(name: str, records: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.float64]:
-    """Return the attribute of each record, shape (n,).
-
-    Args:
-        name: attribute of the level topic: ``size``, ``delay``, or the name of a property.
-    """
+    """Return the attribute of each record, shape (n,), by its name in the level topic."""
     found: list[float]
     if name == SIZE_ATTRIBUTE:
         found = [

@@ -268,8 +268,9 @@ class Dispatcher:
         self._client_of = clients.of
         self._background = BackgroundWork()
         self._scheduler = scheduler or Scheduler()
-        self._own_scheduler = self._scheduler if scheduler is None else None
         self._opened.callback(self._background.join)
+        if scheduler is None:
+            self._opened.callback(self._scheduler.close)
         self._admin = admin
         self._settings = settings
         self._clock = SteadyClock(clock or SystemClock())
@@ -299,10 +300,7 @@ class Dispatcher:
             return next(found, None)
 
     def stats(self) -> Mapping[tuple[str, int], OwnerStats]:
-        """Return the statistics of window partitions, by (level topic, index).
-
-        They are those of this process, and of further processes that it watches.
-        """
+        """Return the statistics of window partitions here, by (level topic, index)."""
         with self._lock:
             owners = {
                 (topic.description.topic, index): owner
@@ -312,10 +310,9 @@ class Dispatcher:
         return self.processes.stats() | {key: owner.stats.now() for key, owner in owners.items()}
 
     def released(self) -> Counter[str]:
-        """Return the number of messages that were released here, by level topic.
+        """Return the messages that were released here and by further processes, by level topic.
 
-        It includes those from window partitions that were given back since, and those of further
-        processes.
+        It includes those from window partitions that were given back since.
         """
         total = self.processes.released()
         with self._lock:
@@ -348,11 +345,7 @@ class Dispatcher:
         return self._name
 
     def remove(self, level_topic: str) -> None:
-        """Give up the partitions of a level topic; call it in the thread of `run`.
-
-        Args:
-            level_topic: full name of the level topic.
-        """
+        """Give up a level topic, by its full name; call it in the thread of `run`."""
         for topic in [each for each in self._topics if each.description.topic == level_topic]:
             self._end(topic)
             self._revoke([(topic, index) for index in topic.owners])
@@ -463,8 +456,6 @@ class Dispatcher:
             self._revoke([(topic, index) for topic in self._topics for index in topic.owners])
             for topic in self._topics:
                 topic.membership.close()
-            if self._own_scheduler is not None:
-                self._own_scheduler.close()
             self._opened.close()
             shutil.rmtree(self._directory, ignore_errors=True)
             self.processes.join()

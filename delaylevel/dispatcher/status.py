@@ -126,17 +126,13 @@ def problems(
 
 
 class DispatchReporter:
-    """Reporter of one dispatcher: metrics at each scrape, probes, status page and live queries.
-
-    Attributes:
-        reporters: itself; its collector has no other ones.
-    """
+    """Reporter of one dispatcher: metrics at each scrape, probes, status page and live queries."""
 
     def __init__(self, dispatcher: Dispatcher, clock: Clock | None = None) -> None:
         self._dispatcher = dispatcher
         self._clock = clock or SystemClock()
         self._members = StatusCache(lambda described: dispatcher.member_stats(described))
-        self.reporters = (self,)
+        self.reporters = (self,)  # a collector without other ones
 
     def collect(self) -> Iterator[Any]:
         """Yield every series, in the form that ``prometheus_client`` expects."""
@@ -268,13 +264,9 @@ class DispatchReporter:
     def _periods(
         self, group: ServedGroup, now_ms: int, pausing: bool
     ) -> tuple[Sequence[DuePeriod], Collection[int]]:
-        """Count the messages by the time until they are due, in all processes of the command.
+        """Return counts by the time until messages are due, and the window partitions in them.
 
-        Args:
-            pausing: True if some of them may wait for the end of a pause. These are not overdue.
-
-        Returns:
-            The counts, and the window partitions that are in them.
+        What may wait for the end of a pause, if ``pausing``, is not overdue.
         """
         edges = ",".join(str(now_ms + ms) for ms, _ in _PERIODS)
         question = "counts", {"topic": group.description.topic, "edges": edges}

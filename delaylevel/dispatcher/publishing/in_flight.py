@@ -210,9 +210,6 @@ class InFlightBatches:
     broker is asked, through the pool of targets, which messages it has stored. An intent of what it
     has not stored stays open until that is released, as long as the owners use sequence IDs.
 
-    Args:
-        numbered: True to publish with sequence IDs.
-
     Attributes:
         prepared: number of due messages that are launched and not sent.
         sent_ms: time of the last send, ms since the epoch; 0 before the first one.
@@ -278,10 +275,13 @@ class InFlightBatches:
 
     def launch(self, flights: list[InFlightBatch]) -> None:
         """Send flights, with sequence IDs after their intents; leave many to `send_prepared`."""
-        # Before anything is sent or set aside: until this record is stored, the next owner may
-        # cancel what waited for the end of the pause.
         if self._queue.state.paused:
-            self._end_pauses(flights)
+            # Before anything is sent or set aside: until this record is stored, the next owner may
+            # cancel what waited for the end of the pause. What is held comes back with its next
+            # attempt, which no cancellation names.
+            record = self._queue.resume({flight.batch.messages[0].target for flight in flights})
+            if record is not None:
+                self._journal.append(record)
         if self._numbered:
             self._write_intents(flights)
         else:
@@ -340,13 +340,6 @@ class InFlightBatches:
         # were, and only decides later about their cancellations.
         if topic not in self._queue.state.paused:
             self._journal.append_soon(self._queue.pause(topic))
-
-    def _end_pauses(self, flights: list[InFlightBatch]) -> None:
-        """Record that messages of targets that were paused are sent, or set aside."""
-        # What is held comes back with its next attempt, which no cancellation names.
-        record = self._queue.resume({flight.batch.messages[0].target for flight in flights})
-        if record is not None:
-            self._journal.append(record)
 
     def _write_intents(self, flights: list[InFlightBatch]) -> None:
         records: list[Record] = [self._intent(flight) for flight in flights]

@@ -57,11 +57,7 @@ def expire_outcomes(admin: TopicAdmin, description: LevelTopicDescription) -> No
 
 
 class CancellationDesk:
-    """The cancellations of one window partition.
-
-    Args:
-        outcomes: producer of the outcomes topic.
-    """
+    """The cancellations of one window partition."""
 
     def __init__(
         self,
@@ -222,10 +218,7 @@ class CancellationDesk:
         self._send_again_s = self._now_s() + _CREATE_AGAIN_S
 
     def _prove(self) -> None:
-        """Find out if everything is read that was stored before some time.
-
-        That is the end of some cancellations, or of earlier owners.
-        """
+        """Find out if all is read that was stored before the end of cancellations or owners."""
         now_ms, now_s = self._host.clock.now_ms(), self._now_s()
         proof_ms = self._cancelling.proof_ms
         is_time = now_s >= self._alone_s or (proof_ms is not None and now_ms >= proof_ms)

@@ -79,10 +79,6 @@ class BatchPublisher:
 
     Args:
         partitions: partition of each message, with deduplication; None without.
-
-    Attributes:
-        flights: what is launched.
-        pool: the producers of the targets.
     """
 
     def __init__(
@@ -228,11 +224,7 @@ class BatchPublisher:
                 self._send()
 
     def _place(self, batch: Batch, key: TargetKey, *, waited: bool = False) -> None:
-        """Launch a batch of one target, or let it wait.
-
-        Args:
-            waited: True if the messages do not wait for a pause again, behind later ones.
-        """
+        """Launch a batch of one target, or let it wait; for a pause only if it has not waited."""
         if key.topic and not waited:
             paused = self._waits_for_resume(batch, key).tolist()
             if paused:
