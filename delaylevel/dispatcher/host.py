@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.threads import HostLoop, Starter, in_background
@@ -23,6 +24,7 @@ from .stats import SharedOwnerStats
 #: An event without content: there is something to process.
 WAKE = object()
 Answer = TypeVar("Answer")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class EventQueue:
@@ -140,11 +142,11 @@ class PriorityLock:
     @contextmanager
     def hold(self, rank: int) -> Iterator[None]:
         """Hold the lock; threads of equal rank get it in the order of their calls."""
-        self._acquire(rank)
+        self.acquire(rank)
         try:
             yield
         finally:
-            self._release()
+            self.release()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -153,13 +155,14 @@ class PriorityLock:
         if holder is None or holder[0] != threading.get_ident():
             yield
             return
-        self._release()
+        self.release()
         try:
             yield
         finally:
-            self._acquire(holder[1])
+            self.acquire(holder[1])
 
-    def _acquire(self, rank: int) -> None:
+    def acquire(self, rank: int) -> None:
+        """Wait for the lock; `hold` is the usual way."""
         with self._lock:
             if self._holder is None and not self._waiting:
                 self._holder = threading.get_ident(), rank
@@ -171,7 +174,7 @@ class PriorityLock:
         with self._lock:
             self._holder = threading.get_ident(), rank
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Give the lock to the next thread."""
         with self._lock:
             self._holder = None
@@ -185,3 +188,18 @@ PUBLISHING = -1
 
 #: Lock of all owners of this process that publish, and of owners and fetchers that take over.
 WORK_LOCK = PriorityLock()
+
+
+def publishing(method: Method) -> Method:
+    """Let a method hold the lock of all owners, with the rank of publishing."""
+
+    # Owners call these at every look at their messages: a context manager would cost more.
+    @wraps(method)
+    def held(*arguments: Any) -> Any:
+        WORK_LOCK.acquire(PUBLISHING)
+        try:
+            return method(*arguments)
+        finally:
+            WORK_LOCK.release()
+
+    return cast("Method", held)

@@ -51,7 +51,7 @@ from delaylevel.topics.registry import keep_dead_letters
 from .assignment import window_sources
 from .delay_queue import UNCLEAR_MS, CancelRequest, DelayQueue, RecentReleases
 from .fetcher import CAUGHT_UP, Fetcher
-from .host import PUBLISHING, WORK_LOCK, Host
+from .host import PUBLISHING, WORK_LOCK, Host, publishing
 from .record import Batch, Recorder
 
 log = logging.getLogger(__name__)
@@ -565,7 +565,7 @@ class PartitionOwner:
 
     # -- publishing
 
-    @WORK_LOCK.hold(PUBLISHING)
+    @publishing
     def _release(self) -> None:
         self._publisher.publish_waiting()
         behind = False
