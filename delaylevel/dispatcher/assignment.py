@@ -11,9 +11,6 @@ broker does not recognize as a copy of what another one sends with one.
 
 from __future__ import annotations
 
-import os
-import socket
-import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,11 +124,6 @@ def assign(
     taken = {*group.owners, *group.unknown}
     free = [index for index in others if index not in taken]
     return [], free[: share - len(owned)], [index for index in others if index in group.owners]
-
-
-def default_name() -> str:
-    """Return a name for a dispatcher, from host and process."""
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
 
 
 class Membership:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from delaylevel.cluster.threads import stop_on_signals
 from delaylevel.errors import BrokerError, DelayLevelError
@@ -53,26 +53,10 @@ _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 StatsByPartition = dict[tuple[str, int], OwnerStats]
 
 
-class Dispatchers(Protocol):
-    """The service of a further process."""
-
-    @property
-    def dispatchers(self) -> Sequence[Any]:
-        """The :class:`.Dispatcher` objects."""
-        ...
-
-    def run(self, tick: Callable[[], None] | None = None) -> None:
-        """Serve until `stop` is called; call ``tick`` every second."""
-        ...
-
-    def stop(self) -> None:
-        """Request the end of `run`, from any thread."""
-        ...
-
-
-#: Opens what a further process runs, and what answers for it, given its name in the group and the
-#: names of all processes. It travels to a new interpreter: a function of a module, or a partial.
-Opener = Callable[[str, Sequence[str]], tuple[Dispatchers, Sequence[Reporter]]]
+#: Opens the service of a further process (with ``dispatchers``, ``run`` and ``stop``), and what
+#: answers for it, given its name in the group and the names of all processes. It travels to a new
+#: interpreter: a function of a module, or a partial.
+Opener = Callable[[str, Sequence[str]], tuple[Any, Sequence[Reporter]]]
 
 
 _ARENA_MAX = -8  # M_ARENA_MAX of malloc.h

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import shutil
+import socket
 import threading
 import time
 import uuid
@@ -58,7 +59,6 @@ from .assignment import (
     Membership,
     ServedGroup,
     assign,
-    default_name,
     share_of,
     window_sources,
 )
@@ -259,7 +259,7 @@ class Dispatcher:
         self._client = client
         self.processes = processes or Processes(None, 1)
         self._names: tuple[str, ...] = settings.processes
-        self._name = settings.name or default_name()
+        self._name = settings.name or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._begun_s = time.monotonic()
         # The clients of targets are closed after the producers, which close in the background.
         self._opened = ExitStack()

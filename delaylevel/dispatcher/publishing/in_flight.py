@@ -99,7 +99,6 @@ class InFlightBatch:
         size: bytes of all payloads, once some of the messages are being set aside.
         first_number: sequence ID of the first message; 0 without deduplication.
         record: number of records that the journal has to have confirmed before it is sent.
-        sent: True once its messages were sent, or refused instead.
         confirmed_ms: time of the last outcome so far, ms since the epoch; 0 before the first one.
     """
 
@@ -113,7 +112,6 @@ class InFlightBatch:
     size: int | None = None
     first_number: int = 0
     record: int = 0
-    sent: bool = False
     confirmed_ms: int = 0
 
     @cached_property
@@ -378,7 +376,6 @@ class InFlightBatches:
                 number = flight.first_number and flight.first_number + run.start
                 producer.send_all(zip(repeat(flight), run, strict=False), messages, number)
         for flight in ready:
-            flight.sent = True
             self.prepared -= len(flight.batch)
             self._count += len(flight.batch)
         if len(ready) < len(flights):
