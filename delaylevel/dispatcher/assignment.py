@@ -51,41 +51,28 @@ _PREFIX = "delaylevel-dispatcher~"
 
 @dataclass(frozen=True)
 class GroupState:
-    """The members of a group of dispatchers, and the partitions that they own.
-
-    Attributes:
-        owners: name of each window partition's consumer, by index; those without are missing.
-        unknown: window partitions whose broker does not answer. Until another one takes over,
-            nobody can acquire them, and it is not known if they have an owner.
-    """
+    """The members of a group of dispatchers, and the partitions that they own."""
 
     members: tuple[str, ...]
-    owners: Mapping[int, str]
+    owners: Mapping[int, str]  # by window partition; those without are missing
+    # Partitions whose broker does not answer. Until another one takes over, nobody can acquire
+    # them, and it is not known if they have an owner.
     unknown: Collection[int] = ()
 
 
 @dataclass(frozen=True)
 class ServedGroup:
-    """A level topic that this process serves, and the owners of its window partitions.
-
-    Attributes:
-        group: the group, as the broker last described it; None before that.
-        age_s: time since then, in s.
-        owners: what the owners of partitions of this process share with others.
-        stats: statistics of the partitions of this process and of those it watches, by partition.
-        problem: a failure to serve it or one of its partitions; empty for none.
-        starting: number of further processes that are starting.
-        refusals: why the last attempt to acquire a partition was refused, by partition.
-    """
+    """A level topic that this process serves, and the owners of its window partitions."""
 
     description: LevelTopicDescription
     name: str
-    group: GroupState | None
-    age_s: float
-    owners: Mapping[int, Host]
-    stats: Mapping[int, OwnerStats]
-    problem: str = ""
-    starting: int = 0
+    group: GroupState | None  # as the broker last described it; None before that
+    age_s: float  # of the group
+    owners: Mapping[int, Host]  # those of this process
+    stats: Mapping[int, OwnerStats]  # also of further processes
+    problem: str = ""  # why it or a partition is not served; empty for none
+    starting: int = 0  # number of further processes that are starting
+    # Why the last attempt to acquire a partition was refused, by partition.
     refusals: Mapping[int, str] = field(default_factory=dict)
 
     @property

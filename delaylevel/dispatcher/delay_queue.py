@@ -139,20 +139,14 @@ class RecentReleases:
 
 @dataclass(slots=True)
 class CancelRequest:
-    """A cancellation, with its outcome once it is decided.
-
-    Attributes:
-        position: its packed position; None if it is among the pending messages, too: then another
-            request follows for it.
-        waited: True if it has waited for its message until its time was over.
-        read_ms: time up to which everything that was stored is known to be read, ms since the
-            epoch; 0 if that is not known.
-    """
+    """A cancellation, with its outcome once it is decided."""
 
     cancellation: Cancellation
+    # Packed; None if it is among the pending messages, too: then another request follows for it.
     position: int | None
     deadline_ms: int
-    waited: bool = False
+    waited: bool = False  # for its message, until its time was over
+    # Everything that was stored before is known to be read, ms since the epoch; 0 if not known.
     read_ms: int = 0
     outcome: Outcome | None = None
 

@@ -93,34 +93,26 @@ PAUSES = f"{__name__}.pauses"
 
 @dataclass(eq=False)
 class ServedTopic:
-    """A level topic that is served, and the partitions of it that this process owns.
-
-    Attributes:
-        lost: partitions whose owner here has failed since the group was read.
-        failures, warnings: texts of the present failures, and the log of all, by partition; -1 for
-            those of the level topic.
-        processes: names of all processes of this command; empty for one process.
-        refusals: why the last attempt to acquire a partition was refused, by partition.
-        given_up: the reason why another version has to serve the level topic.
-        pauses: those that the owners know.
-    """
+    """A level topic that is served, and the partitions of it that this process owns."""
 
     descriptions: DescriptionCache
     membership: Membership
     owners: dict[int, OwnerTask] = field(default_factory=dict)
     retry_s: dict[int, float] = field(default_factory=dict)
-    lost: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)  # their owners failed since the group was read
     group: GroupState | None = None
     group_s: float = 0.0
     probe_s: float = 0.0
     probes: int = 0
-    pauses: Pauses = NO_PAUSES
+    pauses: Pauses = NO_PAUSES  # those that the owners know
+    # Texts of the present failures, and the log of all, by partition; -1 for the level topic's.
     failures: dict[int, str] = field(default_factory=dict)
     warnings: dict[int, RepeatedWarning] = field(default_factory=dict)
     task: Task | None = None
     looked_s: float = field(default_factory=time.monotonic)
-    given_up: UpgradeRequiredError | None = None
-    processes: tuple[str, ...] = ()
+    given_up: UpgradeRequiredError | None = None  # why another version has to serve it
+    processes: tuple[str, ...] = ()  # all of this command; empty for one process
+    # Why the last attempt to acquire a partition was refused, by partition.
     refusals: dict[int, str] = field(default_factory=dict)
 
     @property

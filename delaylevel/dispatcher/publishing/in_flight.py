@@ -86,33 +86,21 @@ _RETRY_S = 1.0
 
 @dataclass(eq=False)
 class InFlightBatch:
-    """A launched batch of one target that is not released.
-
-    Attributes:
-        key: the target; None if all messages are set aside.
-        left: number of messages without an outcome, sent or not.
-        refused: reasons for messages that are set aside, by index.
-        aside: number of messages whose copy in the held or dead-letter topic is not confirmed.
-        may_return: indices of dead letters. A replay brings them back with the same ID and attempt,
-            while a held message comes back with the next attempt.
-        counted: counter and key there of each message that is set aside.
-        size: bytes of all payloads, once some of the messages are being set aside.
-        first_number: sequence ID of the first message; 0 without deduplication.
-        record: number of records that the journal has to have confirmed before it is sent.
-        confirmed_ms: time of the last outcome so far, ms since the epoch; 0 before the first one.
-    """
+    """A launched batch of one target that is not released; messages are named by their indices."""
 
     batch: Batch
-    key: TargetKey | None
-    left: int = 0
-    refused: dict[int, str] = field(default_factory=dict)
-    aside: int = 0
+    key: TargetKey | None  # None if all messages are set aside
+    left: int = 0  # messages without an outcome, sent or not
+    refused: dict[int, str] = field(default_factory=dict)  # reasons for what is set aside
+    aside: int = 0  # messages whose copy in the held or dead-letter topic is not confirmed
+    # Dead letters. A replay brings them back with the same ID and attempt, while a held message
+    # comes back with the next attempt.
     may_return: list[int] = field(default_factory=list)
-    counted: list[tuple[str, str]] = field(default_factory=list)
-    size: int | None = None
-    first_number: int = 0
-    record: int = 0
-    confirmed_ms: int = 0
+    counted: list[tuple[str, str]] = field(default_factory=list)  # counter and key of the refused
+    size: int | None = None  # bytes of all payloads, once some messages are being set aside
+    first_number: int = 0  # sequence ID of the first message; 0 without deduplication
+    record: int = 0  # number of records that the journal has to confirm before it is sent
+    confirmed_ms: int = 0  # time of the last outcome so far, ms since the epoch
 
     @cached_property
     def dues(self) -> list[int]:
