@@ -227,33 +227,22 @@ def as_plain(record: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class WindowMessage(NamedTuple):
-    """A message of the window topic, ready to be published.
+    """A message of the window topic, ready to be published."""
 
-    Attributes:
-        id_key, id: identity among copies; a message with an empty key has none.
-        target: full name of the business topic; empty for a dead letter.
-        schema: ``TYPE:digest`` of the payload, or empty.
-        attempt: number of refusals by the target so far.
-        message_id: the ``delaylevel.id``.
-        properties: all properties of the published message.
-        compression: compression of the message's producer, or empty.
-        expires_ms: time from which the message is not released, ms since the epoch; 0 for none.
-    """
-
-    id_key: str
+    id_key: str  # of its identity among copies; a message with an empty key has none
     id: int
     due_ms: int
-    target: str
-    schema: str
-    attempt: int
-    message_id: str
+    target: str  # full name of the business topic; empty for a dead letter
+    schema: str  # ``TYPE:digest`` of the payload, or empty
+    attempt: int  # number of refusals by the target so far
+    message_id: str  # the ``delaylevel.id``
     key: str
     ordering_key: str
     event_ms: int
-    properties: dict[str, str]
+    properties: dict[str, str]  # all of the published message
     value: bytes | None
-    compression: str = ""
-    expires_ms: int = 0
+    compression: str = ""  # of the message's producer, or empty
+    expires_ms: int = 0  # time from which the message is not released; 0 for none
 
     @property
     def envelope(self) -> Envelope:
@@ -319,16 +308,11 @@ def _is_time(text: str) -> bool:
 
 
 class _Kind(NamedTuple):
-    """Fields of the records of all messages with the same target, schema and compression.
+    """Fields of the records of all messages with the same target, schema and compression."""
 
-    Attributes:
-        stored: the kind of those whose first position is in this window partition.
-        own_number: its number; None if there are too many kinds.
-        others: by ID key, the number of the kind with this key, and True if it has a source.
-    """
-
-    stored: StoredKind
-    own_number: int | None
+    stored: StoredKind  # that of the messages whose first position is in this window partition
+    own_number: int | None  # its number; None if there are too many kinds
+    # By ID key, the number of the kind with this key, and True if it has a source.
     others: dict[str, tuple[int | None, bool]]
 
     def other(self, id_key: str) -> tuple[int | None, bool]:
@@ -521,22 +505,13 @@ def is_cancellation(record: tuple[Any, ...]) -> bool:
 
 @dataclass(eq=False)
 class Batch:
-    """Messages outside the segments, in the order of the topic or that of (due time, position).
-
-    Attributes:
-        due_ms: due times, ms since the epoch, shape (n,).
-        positions: packed positions, shape (n,).
-        records: tuples of values that ``marshal`` can write; those of a batch that was read may be
-            packed. The first two values are (id_key, id); a key ``""`` has no copies.
-        number: number of a batch that is launched; -1 before.
-        cancellations: number of the records that are a `Cancellation`, in a batch that was read.
-    """
+    """Messages outside the segments, in the order of the topic or that of (due time, position)."""
 
     due_ms: Int64s
-    positions: Int64s
-    records: list[MessageRecord]
-    number: int = -1
-    cancellations: int = 0
+    positions: Int64s  # packed
+    records: list[MessageRecord]  # those of a batch that was read may be packed
+    number: int = -1  # of a batch that is launched
+    cancellations: int = 0  # number of the records that are one, in a batch that was read
 
     def __len__(self) -> int:
         """Return the number of messages."""

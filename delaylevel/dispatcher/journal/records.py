@@ -133,14 +133,11 @@ class Released(NamedTuple):
     """Batches without intents, all of whose messages are published, set aside or dropped.
 
     Or cancellations whose outcomes the outcomes topic has confirmed; then without IDs.
-
-    Attributes:
-        held: packed positions of the messages whose IDs are not remembered, as in a `Commit`.
     """
 
     positions: Int64s
     ids: IdColumns
-    held: Int64s
+    held: Int64s  # as in a `Commit`
 
 
 #: The first sequence ID in an intent of messages that an earlier owner may still send.
@@ -148,44 +145,30 @@ UNCERTAIN = -1
 
 
 class Intent(NamedTuple):
-    """The messages of a batch that is about to be published with sequence IDs.
-
-    Attributes:
-        positions: packed positions in the order of sending, shape (n,).
-        ids: remembered once the messages are released.
-        target: name of the target's producer; empty if nothing is sent.
-        first: sequence ID of the first message; it rises by one from message to message. 0 if all
-            messages are set aside, and UNCERTAIN if an earlier owner may still send them.
-    """
+    """The messages of a batch that is about to be published with sequence IDs."""
 
     number: int
-    positions: Int64s
-    ids: IdColumns
-    target: str = ""
+    positions: Int64s  # in the order of sending
+    ids: IdColumns  # remembered once the messages are released
+    target: str = ""  # name of the target's producer; empty if nothing is sent
+    # Sequence ID of the first message; it rises by one from message to message. 0 if all messages
+    # are set aside, and UNCERTAIN if an earlier owner may still send them.
     first: int = 0
 
 
 class Commit(NamedTuple):
-    """The confirmation of all messages of an intent.
-
-    Attributes:
-        held: packed positions of the messages whose IDs are not remembered, because they are dead
-            letters and may be replayed, shape (k,).
-    """
+    """The confirmation of all messages of an intent."""
 
     number: int
+    # Positions of messages whose IDs are not remembered: dead letters, which may be replayed.
     held: Int64s
 
 
 class Resolved(NamedTuple):
-    """The outcome of an intent without a commit; the messages not listed are pending again.
-
-    Attributes:
-        released: packed positions of the messages that the broker has stored, shape (k,).
-    """
+    """The outcome of an intent without a commit; the messages not listed are pending again."""
 
     number: int
-    released: Int64s
+    released: Int64s  # positions of the messages that the broker has stored
 
 
 class LowWatermark(NamedTuple):
@@ -209,12 +192,9 @@ class Paused(NamedTuple):
     """The begin or the end of the time in which messages wait for the end of their target's pause.
 
     An end is confirmed before a message of the target is sent or set aside.
-
-    Attributes:
-        targets: due time up to which messages may have been sent to each target, by its name, ms
-            since the epoch; None at the end.
     """
 
+    # Due time up to which messages may have been sent, by target, in ms; None at the end.
     targets: Mapping[str, int | None]
 
 
@@ -232,13 +212,11 @@ class Disposition(NamedTuple):
 
     A cancelled message was pending, and has no other record: its ID is enough to drop it. Of the
     others, the Released or Commit record follows.
-
-    Attributes:
-        until: packed position above that of all messages, if they are cancelled; otherwise 0. Their
-            IDs are kept until the low watermark is there.
     """
 
     kind: DispositionKind
+    # Position above those of cancelled messages, whose IDs are kept until the low watermark is
+    # there; 0 for others.
     until: int
     ids: IdColumns
 

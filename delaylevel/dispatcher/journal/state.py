@@ -124,34 +124,27 @@ class CancelledIds:
 class JournalState:
     """The state of a window partition after a sequence of records, in their order.
 
-    Attributes:
-        low_watermark: packed position below which everything is released.
-        released: packed positions of the released messages from the low watermark on.
-        memory: IDs of the released messages, without those of dead letters.
-        next_number: lowest number above those of all intents.
-        sequences: next sequence ID by target name.
-        refused: packed positions of messages that are set aside, until they are released.
-        cancelled: IDs of the cancelled messages.
-        set_aside: IDs of the other messages that were not published, by the reason.
-        paused: paused targets whose messages wait, and due time up to which messages may have been
-            sent to them, ms since the epoch.
-        sent_until_ms: due time up to which any owner may have sent messages, ms since the epoch. No
-            record has it, but the snapshots.
+    Args:
+        capacity: number of IDs to remember for each key, even, and at least 2.
     """
 
     def __init__(self, capacity: int = 100_000_000) -> None:
-        """Create the state of an empty journal; ``capacity`` is even, and at least 2."""
-        self.low_watermark = 0
-        self.released = BitMap64()
-        self.memory = Deduplicator(capacity)
+        self.low_watermark = 0  # packed position below which everything is released
+        self.released = BitMap64()  # packed positions from the low watermark on
+        self.memory = Deduplicator(capacity)  # IDs of what is released, but for dead letters
         self.open_intents: dict[int, Intent] = {}
-        self.next_number = 0
-        self.sequences: dict[str, int] = {}
-        self.refused = BitMap64()
+        self.next_number = 0  # above those of all intents
+        self.sequences: dict[str, int] = {}  # next sequence ID by target name
+        self.refused = BitMap64()  # packed positions of what is set aside, until it is released
+        # Paused targets whose messages wait, and the due time up to which messages may have been
+        # sent to them, ms since the epoch.
         self.paused: dict[str, int] = {}
+        # Due time up to which any owner may have sent messages. No record has it, but the
+        # snapshots.
         self.sent_until_ms = 0
         # Twice as many IDs as in the memory for one key, so that none is forgotten earlier.
         self.cancelled = CancelledIds(2 * capacity)
+        # IDs of the other messages that were not published, by the reason.
         self.set_aside = {kind: Deduplicator(2 * capacity) for kind in _BOUNDED}
         self._highest = -1  # highest released position: a bitmap finds its own only slowly
         self._serial = 0
@@ -163,15 +156,11 @@ class JournalState:
         capacity: int = 100_000_000,
         on_release: Callable[[IdColumns], None] | None = None,
     ) -> JournalState:
-        """Return the state after all records of a journal.
+        """Return the state after the records of a journal, from its first one or a snapshot on.
 
         A complete snapshot replaces everything before its first chunk, and records between its
-        chunks come after it. An incomplete one is ignored.
-
-        Args:
-            records: bytes of each record, in order, from the journal's first record or any record
-                before a complete snapshot.
-            on_release: function that is called with the IDs of messages that were released.
+        chunks come after it. An incomplete one is ignored. ``on_release`` is called with the IDs of
+        messages that were released.
         """
         state = cls(capacity)
         chunks: list[bytes] = []
