@@ -152,12 +152,7 @@ class CancelRequest:
 
 
 class Cancellations:
-    """The cancellations of a delay queue; those that wait are among its pending messages.
-
-    Attributes:
-        waiting: number of cancellations that wait for their messages.
-        cancelled: number of cancelled messages that are still among the pending or waiting ones.
-    """
+    """The cancellations of a delay queue; those that wait are among its pending messages."""
 
     def __init__(
         self, queue: DelayQueue, releases: RecentReleases, clock: Clock, grace_ms: int
@@ -168,7 +163,8 @@ class Cancellations:
         self._clock = clock
         self._grace_ms = grace_ms
         self._unclear_until_ms = queue.state.sent_until_ms  # by earlier owners
-        self.waiting = self.cancelled = 0
+        self.waiting = 0  # number of cancellations that wait for their messages
+        self.cancelled = 0  # number of cancelled messages among the pending or waiting ones
         self._undecided: list[CancelRequest] = []
         self._unproven: list[CancelRequest] = []
         # By the message that is being published, or was perhaps.
@@ -228,10 +224,7 @@ class Cancellations:
 
     @property
     def proof_ms(self) -> int | None:
-        """Time up to which everything has to be read for a decision, ms since the epoch, or None.
-
-        It may be in the future.
-        """
+        """Time up to which all has to be read for a decision, ms since the epoch, or None."""
         return min((each.deadline_ms for each in self._unproven), default=None)
 
     def everything_is_read(self, until_ms: int) -> None:
@@ -407,16 +400,7 @@ class DelayQueue:
         segments: empty segments, owned by the queue from now on.
         overflow: function that returns further empty segments, for the due messages of a target
             that takes them slowly.
-        attribute: as for `PendingIndex`.
         grace_ms: time after its due time until which the message of a cancellation is waited for.
-
-    Attributes:
-        pending: the pending messages; ``pending.segments`` answers queries about them.
-        waiting: the due messages that wait for their target.
-        ids: IDs of the messages that were offered and are not released.
-        last_offered: highest packed position that was offered, or everything below is released.
-        launched: the batches that are launched, with their IDs, by number.
-        unresolved: the intents from before the takeover that are not resolved, by number.
     """
 
     def __init__(
@@ -432,13 +416,15 @@ class DelayQueue:
     ) -> None:
         self.state = state
         self.pending = PendingIndex(segments, attribute)
+        # Due messages that wait for their target.
         self.waiting = WaitingQueues(
             clock, lambda: PendingIndex(overflow(), attribute), segments.budget_bytes
         )
-        self.ids = RemovableIds()
+        self.ids = RemovableIds()  # of the messages that were offered and are not released
+        # Highest packed position that was offered, or everything below is released.
         self.last_offered = state.low_watermark - 1
-        self.launched: dict[int, tuple[Batch, IdColumns]] = {}
-        self.unresolved = dict(state.open_intents)
+        self.launched: dict[int, tuple[Batch, IdColumns]] = {}  # by number
+        self.unresolved = dict(state.open_intents)  # from before the takeover
         self._open = BitMap64()  # packed positions of what was offered and is not released
         self._launched = 0  # messages of the launched batches
         self._numbers = itertools.count(state.next_number)

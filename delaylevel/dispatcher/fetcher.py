@@ -65,9 +65,6 @@ class Fetcher:
         unnumbered: function that stores those messages as dead letters whose batch index is above
             LAST_INDEX. If it raises a BrokerError, it is called again.
         rank: rank among the partitions that have not caught up; the lowest is read first.
-
-    Attributes:
-        wake: function that is called in any thread when there may be something to gather again.
     """
 
     def __init__(
@@ -85,6 +82,7 @@ class Fetcher:
     ) -> None:
         self.topic = topic
         self.put = put
+        # Called in any thread when there may be something to gather again.
         self.wake: Callable[[], None] = lambda: None
         self._retry_s = 0.0  # nothing is read before, because the description could not be
         self._client = client

@@ -33,17 +33,13 @@ class EventQueue:
     Most wakes come from targets that have answered. They need not be processed at once, and the
     owner wakes up for the next due time anyway. So such a wake is an event only if the owner would
     wait for longer than its patience.
-
-    Attributes:
-        are_answered: True if a target has answered, and this was not taken note of.
-        on_event: function that is called in any thread after an event was added.
     """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._wake_until_s = 0.0  # an answer before this time is an event
-        self.are_answered = False
-        self.on_event: Callable[[], object] = lambda: None
+        self.are_answered = False  # True if a target has answered, and this was not taken note of
+        self.on_event: Callable[[], object] = lambda: None  # called in any thread after each
 
     def __bool__(self) -> bool:
         """Return True if there are events."""

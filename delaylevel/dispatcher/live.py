@@ -72,17 +72,12 @@ class QueueView(FrozenRows):
     those that wait for their due time, or for their target, and those in flight until their commit.
     A message without a readable due time has the due time 0. A cancelled message is there until its
     due time, and so is a cancellation that waits for its message.
-
-    Attributes:
-        cancelled: number of cancelled messages.
-        cancellations: number of cancellations that wait for their message.
-        read_to: packed position of the last message that was read; all before it are known.
     """
 
     def __init__(self, delay_queue: DelayQueue, wanted: Range) -> None:
         super().__init__(wanted, partial(WORK_LOCK.hold, _QUERYING))
         self.attribute = delay_queue.pending.attribute
-        self.read_to = delay_queue.last_offered
+        self.read_to = delay_queue.last_offered  # all before it are known
         self.cancelled = delay_queue.cancelling.cancelled
         self.cancellations = delay_queue.cancelling.waiting
         for index in (delay_queue.pending, *delay_queue.waiting.overflows):

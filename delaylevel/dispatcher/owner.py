@@ -133,13 +133,8 @@ class PartitionOwner:
     Args:
         lock: lock on the window and the journal partition; closed at the end.
         directory: directory for spill files, which nothing else may use; None for no files.
-        client_of: function that returns the ``pulsar.Client`` for a target; always that of the host
-            if None.
-
-    Attributes:
-        caught_up: True if due messages are published.
-        desk: the cancellations of the partition, once it is taken over.
-        next_checkpoint_s: monotonic time of the next checkpoint, in s.
+        client_of: function that returns the ``pulsar.Client`` for a target; that of the host if
+            None.
     """
 
     def __init__(
@@ -154,7 +149,7 @@ class PartitionOwner:
         self.host = host
         self.events, self.stats = host.events, host.stats
         self.partition = partition
-        self.caught_up = False
+        self.caught_up = False  # due messages are published
         self._lock = lock
         self._directory = directory
         self._settings = settings
@@ -600,10 +595,6 @@ class OwnerTask:
     Args:
         owner: an owner that has not taken over; closed at the end.
         on_end: function that is called in any thread after the partition was given up.
-
-    Attributes:
-        failure: the error that ended it; None while it runs and after a stop.
-        ended: set once the partition is given up.
     """
 
     def __init__(
@@ -615,7 +606,7 @@ class OwnerTask:
     ) -> None:
         self.owner = owner
         self.events, self.stats = owner.events, owner.stats
-        self.failure: Exception | None = None
+        self.failure: Exception | None = None  # the error that ended it
         self._clock = clock
         self._scheduler = scheduler
         self._on_end = on_end

@@ -41,19 +41,14 @@ _MESSAGE_BYTES = 500  # a message without its payload
 
 
 class PendingIndex:
-    """Records that wait for their due time; they come out in the order (due time, position).
-
-    Attributes:
-        last_due_ms: highest due time so far, ms since the epoch.
-        attribute: attribute of the messages for queries.
-    """
+    """Records that wait for their due time; they come out in the order (due time, position)."""
 
     def __init__(self, segments: PendingSegments, attribute: str) -> None:
         if len(segments):
             raise InvalidInputError("the segments must be empty")
         self.segments = segments
-        self.last_due_ms = 0
-        self.attribute = attribute
+        self.last_due_ms = 0  # highest due time so far
+        self.attribute = attribute  # of the messages, for queries
         self._next_due_ms: int | None = None
         self._changed = False
 

@@ -88,17 +88,13 @@ def tune_interpreter() -> None:
 
 
 class _Child:
-    """One further process, as long as it runs, and what it has reported.
-
-    Attributes:
-        silent_s: time since it last looked at all its level topics, in s.
-    """
+    """One further process, as long as it runs, and what it has reported."""
 
     def __init__(self, name: str, siblings: Sequence[str], opener: Opener, url: str) -> None:
         self.name = name
         self.stats: StatsByPartition = {}
         self.released = Counter[str]()
-        self.silent_s = 0.0
+        self.silent_s = 0.0  # time since it last looked at all its level topics
         self.begun_s = time.monotonic()
         self.heard_s = self.begun_s + _START_S - HUNG_S
         self._numbers = itertools.count()
@@ -151,21 +147,18 @@ class Processes:
     Args:
         opener: opens what each of them runs; None without any.
         count: number of processes with this one; 0 for one for each usable core.
-
-    Attributes:
-        names: names of all processes, this one included, once they are started.
     """
 
     def __init__(self, opener: Opener | None, count: int) -> None:
         self._opener = opener
         self._count = count or usable_cores()
-        self.names: list[str] = []
+        self.names: list[str] = []  # of all processes, this one included, once they are started
         self._children: dict[str, _Child] = {}
         self._looked_s = time.monotonic()
         self._again_s: dict[str, float] = {}
         # Messages released by processes that have ended since.
         self._released: Counter[str] = Counter()
-        #: Address of the HTTP service, which the processes publish as theirs when they start.
+        # Address of the HTTP service, which the processes publish as theirs when they start.
         self.url = ""
 
     def start(self, name: str, most: int) -> tuple[str, ...]:

@@ -57,18 +57,12 @@ def claim(owner: int, before: Position) -> bytes:
 # The owner applies the same rule to its confirmations. A record that is stored right behind its
 # last one counts. If there is anything in between, it reads the journal there.
 class RecordOrder:
-    """The entries of a journal, in their order.
-
-    Attributes:
-        owner: owner of the last claim that counts; None before the first entry.
-        number: number of the last record of this owner that counts.
-        last: last entry; EARLIEST before the first one.
-    """
+    """The entries of a journal, in their order."""
 
     def __init__(self) -> None:
-        self.owner: int | None = None
-        self.number = 0
-        self.last = EARLIEST
+        self.owner: int | None = None  # of the last claim that counts; None before the first entry
+        self.number = 0  # of the last record of this owner that counts
+        self.last = EARLIEST  # entry
 
     def take(self, data: bytes, entry: Position) -> bytes | None:
         """Add the next entry; return its record if it counts and is no claim."""
@@ -113,13 +107,6 @@ class Journal:
     not always, so a record counts as stored only by the rule of `RecordOrder`.
 
     The lock holds the subscription of the partition, so that snapshots can acknowledge.
-
-    Attributes:
-        size_bytes: bytes written since the last snapshot; before the first one, bytes read too.
-        stored: number of records that are stored and count, with all before them.
-        read_ms: publish time of the record that was read last, ms since the epoch.
-        latest_ms: latest publish time of what was read, by the clocks of earlier owners, ms since
-            the epoch.
     """
 
     def __init__(
@@ -137,8 +124,12 @@ class Journal:
         self._lock = lock
         self._now: Callable[[], _Times] = lambda: (now_s(), now_ms())
         self._failure: str | None = None
-        self.size_bytes = self.read_ms = self.latest_ms = 0
-        self._written = self.stored = 0
+        self.size_bytes = 0  # written since the last snapshot; before the first one, also read
+        # Publish times of the last record that was read, and the latest of all entries, by the
+        # clocks of earlier owners, ms since the epoch.
+        self.read_ms = self.latest_ms = 0
+        self._written = 0  # number of records
+        self.stored = 0  # number of those that are stored and count, with all before them
         # Monotonic and wall time at which the last record that counts was written.
         self._proven = float("-inf"), 0
         self._owner = secrets.randbits(OWNER_BITS)

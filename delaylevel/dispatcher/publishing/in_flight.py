@@ -195,11 +195,6 @@ class InFlightBatches:
     Messages that a target refuses are set aside. Of the intents from before the takeover, the
     broker is asked, through the pool of targets, which messages it has stored. An intent of what it
     has not stored stays open until that is released, as long as the owners use sequence IDs.
-
-    Attributes:
-        prepared: number of due messages that are launched and not sent.
-        sent_ms: time of the last send, ms since the epoch; 0 before the first one.
-        uncommitted: number of messages that are confirmed, and have no commit yet.
     """
 
     def __init__(
@@ -224,7 +219,9 @@ class InFlightBatches:
         # Launched flights by target, in the order of their intents, which is that of their sequence
         # IDs.
         self._unsent: dict[TargetKey, list[InFlightBatch]] = {}
-        self.prepared = self.sent_ms = self.uncommitted = 0
+        self.prepared = 0  # number of due messages that are launched and not sent
+        self.sent_ms = 0  # time of the last send, ms since the epoch
+        self.uncommitted = 0  # number of messages that are confirmed, and have no commit yet
         self._count = 0
         self._counted_s = host.now_s()
         self._rate = 0.0
