@@ -289,8 +289,7 @@ class PartitionOwner:
     def take_in(self, event: Any = None) -> None:
         """Process an event and those that wait, and the outcomes of what was sent.
 
-        Raises:
-            DelayLevelError: the partition has to be given up.
+        A DelayLevelError of any step means that the partition has to be given up.
         """
         if event is not None or self.events:
             self._stir()
@@ -320,7 +319,7 @@ class PartitionOwner:
             self._end_recovery()
 
     def process_outcomes(self) -> None:
-        """Process the outcomes of what was sent, and cancellations; errors as for `take_in`."""
+        """Process the outcomes of what was sent, and cancellations."""
         # Before the look: an answer that comes during it is not seen by it, and wakes this again.
         self.events.take_answered()
         self._publisher.in_flight.process()
@@ -339,11 +338,7 @@ class PartitionOwner:
         return self._publisher.in_flight.pause_s
 
     def tidy_up(self) -> None:
-        """Let reading go on, acknowledge, and make a checkpoint, each at its time.
-
-        Raises:
-            DelayLevelError: the partition has to be given up.
-        """
+        """Let reading go on, acknowledge, and make a checkpoint, each at its time."""
         self._read_on()
         if self._watermark_record:
             self._acknowledge()
@@ -351,7 +346,7 @@ class PartitionOwner:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Make a checkpoint now; errors as for `tidy_up`."""
+        """Make a checkpoint now."""
         has_work = self.is_publishing or self._queue.in_flight
         if not self.caught_up or has_work or not self._publisher.pool.is_idle:
             self._quiet_checkpoints = 0
@@ -414,13 +409,13 @@ class PartitionOwner:
             self._acknowledged = end
 
     def drain(self) -> None:
-        """Go on with what is launched, and launch nothing else; errors as for `tidy_up`."""
+        """Go on with what is launched, and launch nothing else."""
         with WORK_LOCK.hold(PUBLISHING):
             self._publisher.in_flight.send_prepared()
         self.process_outcomes()
 
     def finish(self) -> None:
-        """Write everything that the next owner needs; errors as for `tidy_up`."""
+        """Write everything that the next owner needs."""
         self._publisher.in_flight.write_commits()
         self.desk.finish()
         # After those, which release messages: the low watermark passes them then.

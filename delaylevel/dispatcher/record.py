@@ -334,13 +334,7 @@ class Recorder:
     the first message of their kind, and are taken from a table.
 
     Args:
-        descriptions: they say what may be converted now.
         last_stored: function that returns the position of the last message in the partition.
-
-    Attributes:
-        packed: function that returns the record of a message of the client's core and its position
-            (batch is -1 for an unbatched entry), or None as a call does. It nearly always has the
-            fields of `PackedRecord`, unless the delay is the attribute of the level topic.
     """
 
     def __init__(
@@ -352,6 +346,9 @@ class Recorder:
     ) -> None:
         self.descriptions = descriptions
         with_delay = descriptions.latest().attribute == DELAY_ATTRIBUTE
+        # Function that returns the record of a message of the client's core by its position (batch
+        # is -1 for an unbatched entry), or None as a call does. It nearly always has the fields of
+        # `PackedRecord`, unless it has the delay.
         self.packed = self._with_delay if with_delay else self._packed
         self._topic = topic
         self._source = topic.removeprefix("persistent://")

@@ -102,11 +102,7 @@ class SharedOwnerStats:
         self.add(**Counter(counter for counter, _ in counted if counter != "held"))
 
     def released(self, late: npt.NDArray[np.int64]) -> None:
-        """Count messages that were confirmed.
-
-        Args:
-            late: lateness of each message, ms, shape (n,).
-        """
+        """Count messages that were confirmed, by their lateness in ms."""
         index = np.searchsorted(LATENESS_BOUNDS_MS, late)
         lateness = np.bincount(index, minlength=len(LATENESS_BOUNDS_MS) + 1)
         self.add(released=late.size, lateness=lateness, lateness_ms=int(late.sum()))
@@ -118,10 +114,9 @@ def total_lateness(stats: Iterable[OwnerStats]) -> npt.NDArray[np.int64]:
 
 
 def quantile_ms(lateness: npt.NDArray[np.int64], share: float) -> int | None:
-    """Return a quantile of a lateness histogram, rounded up to a bound; None if it is empty.
+    """Return a quantile of a lateness histogram in ms, rounded up to a bound; None if it is empty.
 
-    Returns:
-        The lateness in ms; one more than the last bound if it is larger.
+    It is one more than the last bound if it is larger.
     """
     total = int(lateness.sum())
     if not total:

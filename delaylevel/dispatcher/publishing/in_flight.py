@@ -446,7 +446,7 @@ class InFlightBatches:
                 self._queue.reopen(intent.number)
                 continue
             producer = self._pool.producer(parse_target(intent.target)) if intent.target else None
-            answers = self._answers[intent.number] = {}
+            answers = self._answers.setdefault(intent.number, {})
             for index, position in enumerate(intent.positions.tolist()):
                 if producer is None or position in refused:
                     answers[index] = False

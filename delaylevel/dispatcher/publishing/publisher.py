@@ -51,14 +51,7 @@ _WARM_UP = 125
 
 
 class TargetState(Enum):
-    """State of a target; it determines what becomes of its due messages.
-
-    Attributes:
-        takes: True if messages are launched now, to be sent or set aside.
-        stops_from: number of messages that wait for it from which no further due messages are
-            taken, of any target: they would wait in memory for a moment only. None if its messages
-            make way instead, and wait on the disk if there are many.
-    """
+    """State of a target; it determines what becomes of its due messages."""
 
     READY = "ready", True, None
     REFUSED = "refused", True, None  # there is room to set its messages aside
@@ -70,7 +63,10 @@ class TargetState(Enum):
     UNKNOWN = "unknown", False, None  # the number of its partitions has been requested
 
     def __init__(self, _: str, takes: bool, stops_from: int | None) -> None:
-        self.takes = takes
+        self.takes = takes  # messages are launched now, to be sent or set aside
+        # Number of messages that wait for it from which no further due messages are taken, of any
+        # target: they would wait in memory for a moment only. None if its messages make way
+        # instead, and wait on the disk if there are many.
         self.stops_from = stops_from
 
 
