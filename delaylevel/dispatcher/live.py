@@ -33,13 +33,13 @@ import pyarrow.compute as pc
 from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import WORK_LOCK
-from delaylevel.dispatcher.journal.records import ENTRY_MASK, entry_of, unpack
+from delaylevel.dispatcher.journal.records import ENTRY_MASK, entry_of
 from delaylevel.dispatcher.record import Batch, attributes
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import named_in
 from delaylevel.model.topic_name import TopicName
-from delaylevel.structures.rows import Int64s, Rows
+from delaylevel.structures.rows import Int64s
 from delaylevel.structures.segments.file import Columns
 from delaylevel.structures.segments.frozen import FrozenRows, Range
 from delaylevel.web.reports import LiveAnswer, QueryRefusedError
@@ -87,7 +87,7 @@ class QueueView(FrozenRows):
 
 def _in_due_order(messages: Batch, attribute: str) -> Columns:
     """Return messages outside the segments: in flight, or waiting for their target."""
-    rows: Rows = np.array([messages.due_ms, *unpack(messages.positions)], dtype=np.int64)
+    rows = messages.rows
     order = np.lexsort(rows[::-1])
     return Columns(rows[:, order], attributes(attribute, messages.records)[order])
 

@@ -9,13 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
+from delaylevel.dispatcher.journal.records import ENTRY_BITS
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
-from delaylevel.structures.rows import Rows
 from delaylevel.structures.segments.pending import PendingSegments
 
 from .record import (
@@ -83,8 +80,7 @@ class PendingIndex:
         payloads = [
             each[STORED] if len(each) == PACKED_FIELDS else packed(each) for each in records
         ]
-        rows: Rows = np.array([batch.due_ms, *unpack(batch.positions)], dtype=np.int64)
-        self.segments.append(rows, payloads, attribute, force=force)
+        self.segments.append(batch.rows, payloads, attribute, force=force)
         self.last_due_ms = max(self.last_due_ms, int(batch.due_ms.max()))
         self._changed = True
 

@@ -26,6 +26,7 @@ from delaylevel.dispatcher.journal.records import (
     ENTRY_LIMIT,
     LAST_INDEX,
     LEDGER_LIMIT,
+    unpack,
 )
 from delaylevel.errors import EnvelopeError, InvalidInputError, UnknownTargetError
 from delaylevel.model.due_time import NEVER_MS
@@ -47,7 +48,7 @@ from delaylevel.model.level_topic import DELAY_ATTRIBUTE, SIZE_ATTRIBUTE, LevelT
 from delaylevel.model.message import ParkedMessage, number, parked_message
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.mover import hop
-from delaylevel.structures.rows import Int64s
+from delaylevel.structures.rows import Int64s, Rows
 from delaylevel.topics.roster import DescriptionCache
 
 #: The format in which short ASCII strings are copied as they are.
@@ -161,10 +162,7 @@ def packed_extended(
 
 
 def packed(record: tuple[Any, ...]) -> bytes:
-    """Return the stored form of any record."""
-    if len(record) == PACKED_FIELDS:
-        stored: bytes = record[STORED]
-        return stored
+    """Return the stored form of a record that is not packed."""
     try:
         return marshal.dumps(tuple(record), _MARSHAL_VERSION)
     except ValueError as error:
@@ -534,6 +532,12 @@ class Batch:
             records = [self.records[each] for each in part]
             divided.append(Batch(self.due_ms[index], self.positions[index], records))
         return divided
+
+    @property
+    def rows(self) -> Rows:
+        """The due times, ledger IDs and entry IDs, shape (3, n)."""
+        rows: Rows = np.array([self.due_ms, *unpack(self.positions)], dtype=np.int64)
+        return rows
 
     @cached_property
     def messages(self) -> list[WindowMessage]:

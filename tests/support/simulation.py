@@ -34,7 +34,7 @@ from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher import owner as owner_module
 from delaylevel.dispatcher.fetcher import CAUGHT_UP
 from delaylevel.dispatcher.host import Host
-from delaylevel.dispatcher.journal.records import Intent, Record, encode, pack
+from delaylevel.dispatcher.journal.records import Intent, Record, encode, pack_message
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.owner import DispatchSettings, PartitionOwner
 from delaylevel.dispatcher.record import Batch, Cancellation, WindowMessage, identity
@@ -67,8 +67,7 @@ def place_of(index: int) -> Position:
 
 def packed(index: int) -> int:
     """Return this position in the form of the journal."""
-    at = place_of(index)
-    return pack(at.ledger, at.entry << 10 | at.batch)
+    return pack_message(place_of(index))
 
 
 def target_of(name: str) -> str:

@@ -7,7 +7,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -90,33 +90,28 @@ def _unpacked_column(data: bytes) -> Int64s:
     return values
 
 
-@overload
-def pack(ledger: int, entry_id: int) -> int: ...
-@overload
-def pack(ledger: Int64s, entry_id: Int64s) -> Int64s: ...
-def pack(ledger: int | Int64s, entry_id: int | Int64s) -> int | Int64s:
+def pack(ledgers: Int64s, entry_ids: Int64s) -> Int64s:
     """Pack positions into integers, which compare as they do; an entry ID has the batch index.
 
     Raises:
         InvalidInputError: a position does not fit; two messages would have the same integer.
     """
-    ledgers, entries = np.asarray(ledger, dtype=np.int64), np.asarray(entry_id, dtype=np.int64)
-    bad = (ledgers < 0) | (ledgers >= LEDGER_LIMIT) | (entries < 0) | (entries > ENTRY_MASK)
+    bad = (ledgers < 0) | (ledgers >= LEDGER_LIMIT) | (entry_ids < 0) | (entry_ids > ENTRY_MASK)
     if bad.any():
         index = int(np.argmax(bad))
-        one, other = int(ledgers.flat[index]), int(entries.flat[index])
+        one, other = int(ledgers[index]), int(entry_ids[index])
         raise InvalidInputError(
             f"position {one}:{other >> 10}:{other & 1023} does not fit 63 bits (ledger below 2^31, "
             "entry below 2^22): the dispatcher cannot read this window partition, and its messages "
             "stay there. Keep managedLedgerMaxEntriesPerLedger of the brokers below 4,194,304"
         )
-    packed = ledgers << ENTRY_BITS | entries
-    return packed if isinstance(ledger, np.ndarray) else int(packed)
+    return ledgers << ENTRY_BITS | entry_ids
 
 
 def pack_message(position: Position) -> int:
     """Pack the position of a message; those behind LAST_INDEX of a batch have the one of that."""
-    return pack(position.ledger, position.entry << 10 | min(max(position.batch, 0), LAST_INDEX))
+    entry_id = position.entry << 10 | min(max(position.batch, 0), LAST_INDEX)
+    return int(pack(np.array([position.ledger]), np.array([entry_id]))[0])
 
 
 def unpack(positions: Int64s) -> tuple[Int64s, Int64s]:
