@@ -286,7 +286,7 @@ class TimeBucketTracker:
                 f"not {ledgers.size}, {entries.size} and {dues.size}"
             )
         now = self._clock()
-        rows = np.array((dues, ledgers, entries))
+        rows: Rows = np.array((dues, ledgers, entries))
         pending = (dues & self._mask) > now
         if not pending.all():
             rows = rows[:, pending]

@@ -27,7 +27,7 @@ from delaylevel.consumer.retry import Verdict
 from delaylevel.consumer.workers import RunningListener
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection.inspector import Inspector
-from delaylevel.inspection.rows import ORDER, row_columns, rows_of
+from delaylevel.inspection.rows import ORDER, PendingRow, row_columns, rows_of
 from delaylevel.model.clock import Clock, duration_ms, earliest, instant
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
@@ -482,7 +482,7 @@ class MemoryPulsar:
             topic: name of the business topic.
         """
         target = TopicName.parse(topic)
-        found = []
+        found: list[PendingRow] = []
         with closing(_client(self._broker, self.admin)) as client:
             for each in self.level_topics():
                 if target.full in each.targets:

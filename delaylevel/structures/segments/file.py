@@ -39,6 +39,8 @@ class SpillError(DelayLevelError):
 class SpillWriteError(SpillError):
     """A full or failing disk, and an exhausted budget: the call added nothing; rows are kept."""
 
+    state = "disk error"  # or "disk full"
+
 
 class DamagedSegmentError(DelayLevelError):
     """A spill file that cannot be read back; its messages must be read from the topic again."""

@@ -136,15 +136,14 @@ class FrozenRows:
         wanted = self.wanted
         if before_ms is not None:
             wanted = wanted._replace(before_ms=min(before_ms, wanted.before_ms))
-        found = self._collected(wanted)
-        columns: list[Int64s | Floats] = [*found.rows, found.attribute]
-        index = wanted.select(found.attribute)
+        rows, attribute = self._collected(wanted)
+        index = wanted.select(attribute)
         if index is not None:
-            columns = [column.take(index) for column in columns]
-        order = argsort_columns(*columns[:3])
+            rows, attribute = np.take(rows, index, axis=1), attribute.take(index)
+        order = argsort_columns(*rows)
         if order is not None:
-            columns = [column.take(order) for column in columns]
-        return pa.table(list(map(to_arrow, columns)), names=SCHEMA.names[:4])
+            rows, attribute = np.take(rows, order, axis=1), attribute.take(order)
+        return pa.table(list(map(to_arrow, [*rows, attribute])), names=SCHEMA.names[:4])
 
     def attributes(self) -> Floats:
         """Return the attributes of the rows in any order; errors as for `table`."""

@@ -497,9 +497,11 @@ class PendingSegments:
 
     def _refused(self, error: OSError) -> SpillWriteError:
         remedy = "free some space" if is_full(error) else "check the disk and the permissions"
-        return SpillWriteError(
+        refused = SpillWriteError(
             f"the spill directory {self.directory} cannot be written ({reason_of(error)}) and the "
             f"memory budget of {self.budget_bytes} bytes is used up: {remedy}, or wait until "
             "messages are released",
             reason=reason_of(error),
         )
+        refused.state = self.state
+        return refused

@@ -238,7 +238,7 @@ class ConsumerCore(Core):
     def _next(self) -> Received | None:
         for _ in self._links:
             self._turn = (self._turn + 1) % len(self._links)
-            found = self._links[self._turn].receive()
+            found: Received | None = self._links[self._turn].receive()
             if found is not None:
                 return found
         return None

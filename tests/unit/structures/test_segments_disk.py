@@ -90,7 +90,7 @@ def test_errors_are_reported_as_what_they_are(tmp_path: Path, error: int, state:
     assert ("free some space" in str(refused)) == (state == "disk full")
     assert refused.reason == os.strerror(error)
     assert os.strerror(error) in str(refused)
-    assert fix.store.state == state
+    assert fix.store.state == refused.state == state
     small.free = 1 << 30
     fix.now_ms += 1000
     fix.add()
