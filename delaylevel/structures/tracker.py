@@ -291,7 +291,7 @@ class TimeBucketTracker:
         if not pending.all():
             rows = rows[:, pending]
         self._put(rows, now)
-        return rows.shape[1]
+        return int(rows.shape[1])
 
     def put(self, rows: Rows) -> None:
         """Track many messages, also those that are due already; the caller checks their range."""
