@@ -101,11 +101,13 @@ class MemoryAdmin(TopicAdmin):
             return log.entries[number].position if number < len(log) else None
 
     def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
+        """Return the ledgers of a partition, and its number of entries."""
         with self._lock:
             log = self._broker.existing(partition).log
             return [LedgerInfo(*each) for each in log.ledgers], len(log.entries)
 
     def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
+        """Return the number of messages of each partition; nothing if there is no topic."""
         with self._lock:
             found = self._broker.existing_partitions(topic)
             return {item.name: item.log.messages for item in found}
@@ -145,6 +147,7 @@ class MemoryAdmin(TopicAdmin):
         return self._broker.policies_of(namespace)
 
     def broker_settings(self) -> BrokerSettings:
+        """Return the default settings of a standalone broker."""
         return BrokerSettings(
             cluster="memory", topic_policies=True, max_partitions=0, subscription_expiration_min=0
         )
@@ -168,6 +171,7 @@ class MemoryAdmin(TopicAdmin):
     # -- operator calls, named as in delaylevel.cluster.rest.admin.Admin
 
     def list_topics(self, namespace: str) -> list[TopicName]:
+        """Return all partitions and all non-partitioned topics of a namespace, sorted."""
         return self._in_namespace(namespace, self._broker.partitions)
 
     def delete(self, topic: TopicName, *, force: bool = False) -> None:
@@ -205,6 +209,7 @@ class MemoryAdmin(TopicAdmin):
                 partition.producers.clear()
 
     def subscriptions(self, topic: TopicName) -> list[str]:
+        """Return the names of the subscriptions of a topic, sorted."""
         with self._lock:
             return sorted({name for item in self._all(topic) for name in item.subscriptions})
 
