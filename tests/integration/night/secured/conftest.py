@@ -125,7 +125,7 @@ class Secured:
             directory=folder / "broker",
             conf={**conf, **{name: filled(value) for name, value in settings.items()}},
             functions=functions,
-            heap_mb=512,
+            heap_mb=256,
             token=self.token,
             follow_parent=True,
         )
