@@ -31,7 +31,6 @@ from support.tokens import command_lines, tokens_in
 from support.world import QUIET, eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
-PATIENCE_S = 120
 
 
 def test_actions_without_a_grant_are_refused(roles: Any) -> None:
