@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
@@ -103,7 +104,8 @@ def drain(
             "subscriptions honour the due time of a message. Nothing was drained; wait until the "
             "levels are empty, or allow it (--allow-early)"
         )
-    with _Drain(client, admin, description, clock, target_client, progress=progress) as mover:
+    draining = _Drain(client, admin, description, clock, target_client, progress=progress)
+    with closing(draining) as mover:
         for _ in range(_PASSES):
             try:
                 mover.run_once()
