@@ -18,7 +18,7 @@ from delaylevel.structures.id_columns import IdColumns
 from delaylevel.structures.rows import Int64s, small_index
 
 _MAGIC = b"DLR"
-_FORMAT = 2
+_FORMAT = 3
 _FRAME = struct.Struct("<3sBBI")  # magic, version, kind, checksum of the rest
 _SIZE = struct.Struct("<I")
 _COLUMN = struct.Struct("<IqBB")  # rows, minimum, trailing zero bits, bytes per value
