@@ -16,11 +16,11 @@ import numpy as np
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import PartitionReader
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER
-from delaylevel.dispatcher.journal.records import LAST_INDEX, pack
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
 from delaylevel.model.message import batch_size, positions_of
 from delaylevel.model.position import Position
+from delaylevel.structures.positions import LAST_INDEX, pack
 
 from .host import WORK_LOCK
 from .record import Batch, Recorder

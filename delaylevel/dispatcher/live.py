@@ -33,12 +33,13 @@ import pyarrow.compute as pc
 from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import WORK_LOCK
-from delaylevel.dispatcher.journal.records import ENTRY_MASK, entry_of
+from delaylevel.dispatcher.journal.records import entry_of
 from delaylevel.dispatcher.record import Batch, attributes
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import named_in
 from delaylevel.model.topic_name import TopicName
+from delaylevel.structures.positions import ENTRY_MASK
 from delaylevel.structures.rows import Int64s
 from delaylevel.structures.segments.file import Columns
 from delaylevel.structures.segments.frozen import FrozenRows, Range

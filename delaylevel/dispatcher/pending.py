@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.dispatcher.journal.records import ENTRY_BITS
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
+from delaylevel.structures.positions import ENTRY_BITS
 from delaylevel.structures.segments.pending import PendingSegments
 
 from .record import (

@@ -21,13 +21,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from delaylevel.dispatcher.journal.records import (
-    ENTRY_BITS,
-    ENTRY_LIMIT,
-    LAST_INDEX,
-    LEDGER_LIMIT,
-    unpack,
-)
 from delaylevel.errors import EnvelopeError, InvalidInputError, UnknownTargetError
 from delaylevel.model.due_time import NEVER_MS
 from delaylevel.model.envelope import (
@@ -48,6 +41,13 @@ from delaylevel.model.level_topic import DELAY_ATTRIBUTE, SIZE_ATTRIBUTE, LevelT
 from delaylevel.model.message import ParkedMessage, number, parked_message
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.mover import hop
+from delaylevel.structures.positions import (
+    ENTRY_BITS,
+    ENTRY_LIMIT,
+    LAST_INDEX,
+    LEDGER_LIMIT,
+    unpack,
+)
 from delaylevel.structures.rows import Int64s, Rows
 from delaylevel.topics.roster import DescriptionCache
 

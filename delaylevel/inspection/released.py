@@ -11,13 +11,13 @@ import numpy as np
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
-from delaylevel.dispatcher.journal.records import LAST_INDEX, pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import counting
 from delaylevel.errors import NotFoundError
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.deduplicator import Deduplicator
+from delaylevel.structures.positions import LAST_INDEX, pack
 from delaylevel.topics.scan import pending_start
 
 _ATTEMPTS = 4

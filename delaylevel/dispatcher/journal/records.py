@@ -1,4 +1,4 @@
-"""The records of the journal, their bytes, and positions packed into one integer."""
+"""The records of the journal, and their bytes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from delaylevel.errors import DelayLevelError, InvalidInputError
+from delaylevel.errors import DelayLevelError
 from delaylevel.model.position import Position
 from delaylevel.structures.id_columns import IdColumns
+from delaylevel.structures.positions import ENTRY_BITS, ENTRY_MASK, LAST_INDEX, pack
 from delaylevel.structures.rows import Int64s, small_index
 
 _MAGIC = b"DLR"
@@ -24,13 +25,6 @@ _SIZE = struct.Struct("<I")
 _COLUMN = struct.Struct("<IqBB")  # rows, minimum, trailing zero bits, bytes per value
 # What stands in the text for an array or bytes. No name of a target is the same.
 _ARRAY, _BYTES = "column", "binary"
-# BookKeeper counts the ledgers of a whole cluster, up to 2^31 by default. Brokers begin another one
-# after 50,000 entries by default, but not within ten minutes.
-ENTRY_BITS = 32
-LEDGER_LIMIT, ENTRY_LIMIT = 1 << 31, 1 << 22
-#: The highest batch index that has a packed position.
-LAST_INDEX = (1 << 10) - 1
-ENTRY_MASK = (1 << ENTRY_BITS) - 1
 
 
 def packed_values(value: Any) -> bytes:
@@ -90,33 +84,10 @@ def _unpacked_column(data: bytes) -> Int64s:
     return values
 
 
-def pack(ledgers: Int64s, entry_ids: Int64s) -> Int64s:
-    """Pack positions into integers, which compare as they do; an entry ID has the batch index.
-
-    Raises:
-        InvalidInputError: a position does not fit; two messages would have the same integer.
-    """
-    bad = (ledgers < 0) | (ledgers >= LEDGER_LIMIT) | (entry_ids < 0) | (entry_ids > ENTRY_MASK)
-    if bad.any():
-        index = int(np.argmax(bad))
-        one, other = int(ledgers[index]), int(entry_ids[index])
-        raise InvalidInputError(
-            f"position {one}:{other >> 10}:{other & 1023} does not fit 63 bits (ledger below 2^31, "
-            "entry below 2^22): the dispatcher cannot read this window partition, and its messages "
-            "stay there. Keep managedLedgerMaxEntriesPerLedger of the brokers below 4,194,304"
-        )
-    return ledgers << ENTRY_BITS | entry_ids
-
-
 def pack_message(position: Position) -> int:
     """Pack the position of a message; those behind LAST_INDEX of a batch have the one of that."""
     entry_id = position.entry << 10 | min(max(position.batch, 0), LAST_INDEX)
     return int(pack(np.array([position.ledger]), np.array([entry_id]))[0])
-
-
-def unpack(positions: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the ledger IDs and the entry IDs of packed positions, shape (n,) each."""
-    return positions >> ENTRY_BITS, positions & ENTRY_MASK
 
 
 def entry_of(position: int) -> Position:

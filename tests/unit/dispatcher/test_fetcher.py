@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from delaylevel.dispatcher.fetcher import CAUGHT_UP, Fetcher
-from delaylevel.dispatcher.journal.records import ENTRY_MASK
 from delaylevel.dispatcher.record import Batch, WindowMessage
 from delaylevel.errors import BrokerError
 from delaylevel.model.position import EARLIEST, Position
+from delaylevel.structures.positions import ENTRY_MASK
 from delaylevel.testing import ManualClock
 from support.fakes import FakeMessage, FakeMessageId
 

@@ -14,10 +14,10 @@ import pytest
 
 from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.host import EventQueue
-from delaylevel.dispatcher.journal.records import pack
 from delaylevel.dispatcher.live import QueueView, answer
 from delaylevel.dispatcher.record import Cancellation
 from delaylevel.model.message import NUMBER_PATTERN, number
+from delaylevel.structures.positions import pack
 from delaylevel.structures.segments.frozen import Range
 from delaylevel.web.reports import QueryRefusedError
 from support.seeds import seeds
