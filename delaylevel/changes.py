@@ -250,15 +250,13 @@ def _change_all(
             return Changed(receipt, Failure("not tried", reason))
         try:
             result = change(producers[receipt.target], receipt)
-        except CancellationFailedError as error:
-            new = Receipt.parse(error.receipt) if error.receipt else None
-            return Changed(receipt, Failure.of(error), new)
         except Exception as error:
             failure = Failure.of(error)
             if failure.outcome == "unconfirmed":
                 reason = "the broker did not confirm another message"
                 ended.set()
-            return Changed(receipt, failure)
+            stored = error.receipt if isinstance(error, CancellationFailedError) else None
+            return Changed(receipt, failure, Receipt.parse(stored) if stored else None)
         if isinstance(result, Rescheduled):
             return Changed(receipt, result.outcome, result.receipt)
         return Changed(receipt, result)
