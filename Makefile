@@ -18,7 +18,7 @@ export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test night lint format typecheck wheel wheel-check release walk java pytest reference broker broker-stop fetch bench torture versions pythons constraints mutants house compare install clean distclean
+.PHONY: help demo quick quick-tests test night lint format typecheck wheel wheel-check release walk java pytest reference broker broker-stop fetch bench torture versions pythons constraints mutants house compare install clean distclean
 
 help: ## Show this list
 	@echo "Usage: make TARGET"
@@ -31,10 +31,13 @@ help: ## Show this list
 demo: $(STAMP) ## Send delayed messages through a real broker and watch them arrive
 	$(BIN)/delaylevel demo
 
-quick: lint typecheck ## Run the checks and tests that need no broker
+# The tests wait a good part of their time; the other checks run beside them.
+quick: $(STAMP) ## Run the checks and tests that need no broker
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 quick-tests lint typecheck
+
+quick-tests: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not broker" tests/unit tests/contract tests/docs $(PYTEST_ARGS)
 
-# The tests wait a good part of their time; the other checks run beside them.
 test: $(STAMP) ## Run all checks of CI
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 pytest lint typecheck wheel-check java
 

@@ -73,7 +73,7 @@ def test_a_damaged_record_is_refused(record: Record, data: st.DataObject) -> Non
 def test_a_record_of_a_later_format_is_reported() -> None:
     data = bytearray(encode(LowWatermark(1)))
     data[3] += 1
-    with pytest.raises(DelayLevelError, match="format 3, this is 2"):
+    with pytest.raises(DelayLevelError, match="format 4, this is 3"):
         decode(bytes(data))
 
 
