@@ -373,7 +373,9 @@ def test_what_cannot_be_copied_comes_again_or_is_a_dead_letter(
 
     def handle(message: ReceivedMessage) -> None:
         seen.append((message.value, message.attempt))
-        raise (ValueError, Reject)[len(seen) % 2]("no money")
+        if message.value == b"secret" and len(seen) % 2:
+            raise Reject("no money")
+        raise ValueError("no money")
 
     again = {"negative_ack_redelivery_delay_ms": 100, **keys}
     runner.on(handle, retry=Backoff("0s"), **again)
