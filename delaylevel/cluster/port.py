@@ -72,7 +72,7 @@ class PartitionStats:
 
     storage_bytes: int  # of its ledgers, including acknowledged entries that still exist
     subscriptions: Mapping[str, SubscriptionStats]
-    deduplication: bool | None = None  # None if unknown
+    deduplication: bool | None = None  # of what a named producer sends twice; None if unknown
     messages_in: int = 0  # published since the broker opened it
     publishers: tuple[ClientStats, ...] = ()
     replicated: bool = False  # to another cluster
@@ -129,13 +129,16 @@ class NamespacePolicies:
 
 @dataclass(frozen=True)
 class BrokerSettings:
-    """The relevant part of the broker's own configuration; None without permission to read it."""
+    """The relevant part of the broker's own configuration; None without permission to read it.
+
+    A maximum of 0 is no limit.
+    """
 
     cluster: str | None = None
     topic_policies: bool | None = None  # True if policies can be set for single topics
     max_partitions: int | None = None
     # Defaults for namespaces.
-    subscription_expiration_min: int | None = None
+    subscription_expiration_min: int | None = None  # 0: unused subscriptions are never deleted
     backlog_quotas: tuple[BacklogQuota, ...] = ()
     encryption_required: bool | None = None
     subscription_types: frozenset[str] | None = None

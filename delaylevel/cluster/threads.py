@@ -123,8 +123,8 @@ def at_once(work: Callable[[], None]) -> None:
 class BackgroundWork:
     """Slow work that can be waited for, each piece in a thread of its own; thread-safe.
 
-    While a producer is being closed, closing its client fails. So who closes producers of somebody
-    else's client waits for that at the end.
+    While a producer is being closed, closing its client fails. So whoever closes producers of
+    another one's client waits for that at the end.
     """
 
     def __init__(self) -> None:

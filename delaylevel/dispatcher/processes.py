@@ -53,9 +53,9 @@ _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 StatsByPartition = dict[tuple[str, int], OwnerStats]
 
 
-#: Opens the service of a further process (with ``dispatchers``, ``run`` and ``stop``), and what
-#: answers for it, given its name in the group and the names of all processes. It travels to a new
-#: interpreter: a function of a module, or a partial.
+#: Given its name in the group and the names of all processes, opens the service of a further
+#: process (with ``dispatchers``, ``run`` and ``stop``), and what answers for it. It travels to a
+#: new interpreter: a function of a module, or a partial.
 Opener = Callable[[str, Sequence[str]], tuple[Any, Sequence[Reporter]]]
 
 

@@ -292,7 +292,7 @@ class Dispatcher:
             return next(found, None)
 
     def stats(self) -> Mapping[tuple[str, int], OwnerStats]:
-        """Return the statistics of window partitions here, by (level topic, index)."""
+        """Return the statistics of the window partitions of all processes, by (topic, index)."""
         with self._lock:
             owners = {
                 (topic.description.topic, index): owner
@@ -302,7 +302,7 @@ class Dispatcher:
         return self.processes.stats() | {key: owner.stats.now() for key, owner in owners.items()}
 
     def released(self) -> Counter[str]:
-        """Return the messages that were released here and by further processes, by level topic.
+        """Return the number of messages that all processes have released, by level topic.
 
         It includes those from window partitions that were given back since.
         """

@@ -71,11 +71,11 @@ def dead_letter_properties(message: ParkedMessage, topic: str, reason: str) -> d
 
 
 class Place(NamedTuple):
-    """The next place of a message, a topic or "" if it is dropped, and its entry in the report."""
+    """The next place of a message, and its entry in the report."""
 
     counter: str
     counted_by: Any
-    topic: str
+    topic: str  # a partition of our own, or the target; empty for a message that is dropped
     is_ours: bool = True
 
 
@@ -195,7 +195,7 @@ def pause_s(description: LevelTopicDescription, reason: str) -> float:
 def too_large(
     description: LevelTopicDescription, message: Payload, envelope: Envelope, topic: str
 ) -> Placed:
-    """Return the place of a message that a topic, its target or our own, refuses by its size."""
+    """Return the place of a message that is too large for a topic: its target, or one of ours."""
     # It keeps its envelope, so that it can be replayed once the limit is raised. It may be too
     # large for the dead-letter topic, too: see `delaylevel.cluster.own_producers`.
     return _readable_dead_letter(description, message, envelope, f"too large for {topic}")

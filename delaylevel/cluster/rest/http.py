@@ -348,7 +348,7 @@ class Rest:
     def _ask(
         self, call: _Call, address: Address, url: str, whole_s: float, *, short: bool
     ) -> urllib3.BaseHTTPResponse:
-        """Send one request, and note if the broker answers; `short`: not if it is known to hang."""
+        """Send one request, and note if the broker answers; if ``short``, give up soon."""
         if short and not self._lives(address):
             raise urllib3.exceptions.TimeoutError("no answer in time")
         is_slow = time.monotonic() < address.slow_until_s

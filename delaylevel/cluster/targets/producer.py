@@ -391,7 +391,7 @@ class TargetProducer(Generic[Item]):
             opened = self._open_producer()
         except Exception as error:
             opened = OpeningError.of(error)
-        # Who closes it after this report finds the producer, and closes that.
+        # A `close` that comes after this report finds the new producer in it, and closes that.
         with self._lock:
             if not self._closed:
                 self._report(partial(self._take_opened, opened))

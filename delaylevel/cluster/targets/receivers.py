@@ -156,7 +156,7 @@ class Receivers:
         self._schema = schema
         self._numbered = numbered  # broker deduplication is necessary
         self._connected = connected  # True while brokers serve the host's own topics
-        self._look: TargetLook | None = None  # the last one after which it could be opened
+        self._look: TargetLook | None = None  # the last one that allowed an opening
         # That it certainly had while somebody could receive from it, so they are not those of a
         # topic that is created again. Read in any thread.
         self.ledgers: frozenset[Ledger] = frozenset()

@@ -236,7 +236,7 @@ class JournalState:
         return released
 
     def snapshot(self) -> list[bytes]:
-        """Return the chunks of a snapshot; later records may be appended between them."""
+        """Return the chunks of a snapshot, in order; only later records may come between them."""
         data = packed_values(
             {
                 "numbers": [self.low_watermark, self.next_number, self._highest],

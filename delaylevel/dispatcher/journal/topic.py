@@ -221,9 +221,10 @@ class Journal:
 
     @property
     def proof_age_s(self) -> float:
-        """Time since the last record that counts was written, in s: nobody had claimed it before.
+        """Time since the last record that counts was written, in s.
 
-        A clock that stands still while the machine is suspended does not count.
+        No other dispatcher had claimed the journal before. A clock that stands still while the
+        machine is suspended does not count.
         """
         (now_s, now_ms), (then_s, then_ms) = self._now(), self._proven
         return max(now_s - then_s, (now_ms - then_ms) / 1000)
