@@ -311,11 +311,18 @@ def _default_named(
 
 
 def _carries(admin: TopicAdmin, level_topic: str, business_topic: TopicName) -> bool:
-    """Return True if a level topic exists and carries a topic, as far as it can be read."""
-    found = _look(admin, TopicName.parse(level_topic))
-    if found is None:
+    """Return True if a level topic exists, also unfinished or damaged, and carries a topic."""
+    metadata = members.metadata_of(admin, TopicName.parse(level_topic))
+    properties = metadata.properties if metadata is not None else {}
+    if properties.get(MEMBER_PROPERTY) != level_topic:
         return False
-    return found.description is None or business_topic.full in found.description.targets
+    try:
+        described = LevelTopicDescription.from_properties(level_topic, properties)
+        if described is None and PLAN_PROPERTY in properties:
+            described = LevelTopicDescription.from_json(level_topic, properties[PLAN_PROPERTY])
+    except LevelTopicError:
+        return True  # the next one who reads it raises the error
+    return described is None or business_topic.full in described.targets
 
 
 def _look(admin: TopicAdmin, name: TopicName) -> FoundLevelTopic | None:

@@ -36,7 +36,7 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
-from delaylevel.topics import members
+from delaylevel.topics import members, registry
 from delaylevel.topics.lifecycle import delete
 from delaylevel.topics.targets import keep, unsubscribed
 from support.fakes import describe
@@ -141,6 +141,17 @@ def test_a_creation_that_may_succeed_later_is_finished_or_deleted(
         assert topics.create(memory.admin, OTHER) == OTHER
     else:
         assert topics.create(memory.admin, WANTED) == WANTED
+
+
+def test_what_is_unfinished_for_another_target_refuses_nobody() -> None:
+    memory, public = MemoryPulsar(), "persistent://public/default"
+    others = replace(WANTED, targets=(f"{public}/bills",))
+    admin, _ = at_write(memory.admin, 2, failing(BrokerUnreachableError("reset")))
+    with pytest.raises(BrokerUnreachableError):
+        topics.create(admin, others)
+    assert registry.default_name(memory.admin, f"{public}/orders") != others.topic
+    mine = topics.create(memory.admin, replace(WANTED, topic=f"{public}/mine"))
+    assert topics.describe(memory.admin, "orders", search=True) == mine
 
 
 @STEPS
