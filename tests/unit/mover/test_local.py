@@ -15,12 +15,19 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.cluster.reader import read_range
-from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
+from delaylevel.errors import (
+    AlreadyRunningError,
+    BatchTooLargeError,
+    BrokerError,
+    BrokerUnreachableError,
+)
+from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.envelope import DUE, ID, TARGET
 from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import local
+from delaylevel.mover.drain import drain
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing import ManualClock, MemoryPulsar
@@ -431,3 +438,21 @@ def test_a_long_pass_ends_and_the_next_one_continues(
             passes.append(mover.run_once(longest_s=5).total)
     assert sum(passes) == 9
     assert 0 < passes[0] < 9
+
+
+def test_a_drain_does_not_take_batches_that_are_too_large_for_new_messages(
+    backlog: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush, failures = Forwarder.flush, 25
+
+    def refuse(forwarder: Forwarder) -> ForwardReport:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            forwarder.reset()
+            raise BatchTooLargeError("a batch is too large")
+        return flush(forwarder)
+
+    monkeypatch.setattr(Forwarder, "flush", refuse)
+    client, memory = backlog.memory.client(), backlog.memory
+    assert drain(client, memory.admin, backlog.description, clock=backlog.clock).total == 10
