@@ -128,7 +128,7 @@ class ConsumerLoop(threading.Thread):
     def __init__(self, context: Any) -> None:
         super().__init__(name="delaylevel-consumer-loop", daemon=True)
         logging.getLogger("delaylevel").setLevel(logging.INFO)
-        self._context = context
+        self._instance = context  # Python 3.14 has its own `_context` in a thread
         settings = FunctionSettings.from_config(context.get_user_config_map() or {})
         self._level_topic = settings.level_topic
         self._warning = RepeatedWarning(log, f"level topic {settings.level_topic}")
@@ -183,7 +183,7 @@ class ConsumerLoop(threading.Thread):
     def _move(self) -> None:
         description = self._describe()
         sources = source_topics(description)
-        context = self._context
+        context = self._instance
         name = f"{context.get_function_tenant()}/{context.get_function_namespace()}"
         name += f"/{context.get_function_name()}#{context.get_instance_id()}"
         try:
@@ -247,7 +247,7 @@ class ConsumerLoop(threading.Thread):
                     self._warning.over()
                     report = metrics_of(relay.take_report(), relay.in_flight)
                     for metric, value in report.items():
-                        self._context.record_metric(metric, value)
+                        self._instance.record_metric(metric, value)
 
 
 def _token_reader(settings: FunctionSettings, context: Any) -> Callable[[], str | None]:

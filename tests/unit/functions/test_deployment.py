@@ -8,6 +8,7 @@ import zipfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import _pulsar
 import pulsar
@@ -19,7 +20,7 @@ from delaylevel.cluster.port import PartitionStats, SubscriptionStats
 from delaylevel.errors import AdminError, ConfigError, LevelTopicError
 from delaylevel.functions import deployment, health
 from delaylevel.functions.deployment import FunctionOptions, FunctionSettings, function_config
-from delaylevel.functions.mover import client_settings, instance_token, metrics_of
+from delaylevel.functions.mover import ConsumerLoop, client_settings, instance_token, metrics_of
 from delaylevel.functions.relay import RelayReport
 from delaylevel.functions.worker import FunctionsWorker
 from delaylevel.model.level_topic import (
@@ -190,6 +191,15 @@ def test_a_second_client_has_the_settings_of_the_workers_client() -> None:
         "tls_allow_insecure_connection": True,
         "tls_validate_hostname": True,
     }
+
+
+def test_the_loop_leaves_the_attributes_of_a_thread_alone() -> None:
+    """Python 3.14 runs a thread in its attribute `_context`."""
+    context = Mock()
+    context.get_user_config_map.return_value = {"level_topic": LEVEL_TOPIC, "admin_url": "http://a"}
+    context.get_secret.return_value = None
+    context.consumers = {}
+    assert vars(ConsumerLoop(context)).get("_context") is None
 
 
 def test_metrics_are_sums_and_an_empty_report_has_no_metrics() -> None:
