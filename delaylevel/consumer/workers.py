@@ -96,6 +96,10 @@ class Subscribed:
 
     def fail(self, consumer: Any, error: BaseException | str) -> None:
         """Close a consumer that failed, so that :meth:`get` opens another one."""
+        # First without the lock, which `get` holds while the broker is away: all calls that fail
+        # with a lost consumer come here, each in a thread.
+        if self._consumer is not consumer:
+            return
         with self._lock:
             if self._consumer is not consumer or self._stopping.is_set():
                 return

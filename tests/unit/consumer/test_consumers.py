@@ -74,6 +74,33 @@ def test_a_consumer_without_connection_is_given_up(monkeypatch: pytest.MonkeyPat
     assert source.get() is not consumer
 
 
+def test_a_late_failure_of_a_lost_consumer_does_not_wait_for_the_next_one() -> None:
+    """Each call of a coroutine that fails with its consumer has a thread for this."""
+    opening, opened = threading.Event(), threading.Event()
+    first = FakeConsumer()
+
+    def subscribe() -> FakeConsumer:
+        if first.closed:
+            opening.set()
+            assert opened.wait(30)
+        return first
+
+    source = Subscribed(subscribe, "messages of billing", threading.Event())
+    assert source.get() is first
+    source.fail(first, "lost")
+    again = threading.Thread(target=source.get)
+    again.start()
+    late = threading.Thread(target=source.fail, args=(first, "lost"))
+    try:
+        assert opening.wait(10)
+        late.start()
+        late.join(5)
+        assert not late.is_alive()
+    finally:
+        opened.set()
+        again.join(30)
+
+
 def test_consumers_are_closed_together_as_each_may_wait_for_a_broker_that_hangs() -> None:
     meeting, closed = threading.Barrier(4), list[int]()
 
