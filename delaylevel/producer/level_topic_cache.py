@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from delaylevel.cluster.logs import RepeatedWarning
@@ -70,15 +71,11 @@ class LevelTopicCache:
 
     def refresh_if_old(self) -> None:
         """Read the description in a background thread if the last read is long ago."""
-        if self._describe is None or self._now_s() - self._read_s < REFRESH_EVERY_S:
+        if not self._is_old() or self._lock.locked():  # somebody reads it now
             return
-        if not self._lock.acquire(blocking=False):
-            return  # somebody reads it now
         name = "delaylevel-refresh"
-        try:
+        with suppress(RuntimeError):  # there can be no thread now; the next message tries again
             threading.Thread(target=self._refresh_once, name=name, daemon=True).start()
-        except RuntimeError:  # there can be no thread now; the next message tries again
-            self._lock.release()
 
     def refresh_after_refusal(self) -> bool:
         """Read the description unless that was just done; return True if the routing changed."""
@@ -116,11 +113,15 @@ class LevelTopicCache:
                 "new producer; the message was not sent"
             )
 
+    def _is_old(self) -> bool:
+        return self._describe is not None and self._now_s() - self._read_s >= REFRESH_EVERY_S
+
     def _refresh_once(self) -> None:
-        try:
-            self._refresh()
-        finally:
-            self._lock.release()
+        # The lock is taken here, where it is released: Ctrl-C may come between any two steps of a
+        # sender.
+        with self._lock:
+            if self._is_old():
+                self._refresh()
 
     def _refresh(self) -> bool:
         """Use the description if it extends the current one; return True if the routing changed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.producer import level_topic_cache
 from delaylevel.producer.checks import Message
 from delaylevel.producer.level_topic_cache import LevelTopicCache
 from delaylevel.producer.routing import BUSINESS, WINDOW, Route, Routing
@@ -239,6 +241,24 @@ def test_refusals_query_the_broker_at_most_once_a_second() -> None:
     looks.now_s = 5.0
     assert not looks.cache.refresh_after_refusal()
     assert looks.cache.routing.description.levels == longer
+
+
+def test_ctrl_c_at_the_begin_of_a_look_lets_later_ones_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(**_: Any) -> None:
+        raise KeyboardInterrupt
+
+    looks = Looks(lambda: KNOWN)
+    with monkeypatch.context() as patch:
+        patch.setattr(level_topic_cache.threading, "Thread", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            looks.route(61.0, 2)
+    late = Thread(target=looks.cache.refresh_after_refusal, daemon=True)
+    late.start()
+    late.join(5)
+    assert not late.is_alive()
+    assert looks.at == [61.0]
 
 
 def test_a_running_producer_continues_when_the_level_topic_needs_a_later_version(
