@@ -286,16 +286,22 @@ class TimeBucketTracker:
                 f"not {ledgers.size}, {entries.size} and {dues.size}"
             )
         now = self._clock()
-        rows: Rows = np.array((dues, ledgers, entries))
-        pending = (dues & self._mask) > now
-        if not pending.all():
-            rows = rows[:, pending]
-        self._put(rows, now)
-        return int(rows.shape[1])
+        tracked = 0
+        for start in range(0, dues.size, _BATCH_ROWS):
+            part = slice(start, start + _BATCH_ROWS)
+            rows: Rows = np.array((dues[part] & self._mask, ledgers[part], entries[part]))
+            pending = rows[DUE] > now
+            self._insert(rows if pending.all() else rows[:, pending], now)
+            tracked += int(np.count_nonzero(pending))
+        return tracked
 
     def put(self, rows: Rows) -> None:
         """Track many messages, also those that are due already; the caller checks their range."""
-        self._put(rows, self._clock())
+        now = self._clock()
+        for start in range(0, rows.shape[1], _BATCH_ROWS):
+            part = rows[:, start : start + _BATCH_ROWS].copy()
+            part[DUE] &= self._mask
+            self._insert(part, now)
 
     def get_scheduled_messages(
         self, max_messages: int, now_ms: int | None = None
@@ -414,12 +420,6 @@ class TimeBucketTracker:
             counts += np.bincount(index, minlength=counts.size)
         self._store.count_into(edges, counts)
         return counts[1:-1]
-
-    def _put(self, rows: Rows, now: int) -> None:
-        for start in range(0, rows.shape[1], _BATCH_ROWS):
-            part = rows[:, start : start + _BATCH_ROWS].copy()
-            part[DUE] &= self._mask
-            self._insert(part, now)
 
     def _flush(self) -> None:
         """Sort in the rows that single adds have collected."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from bisect import bisect_right, insort
 from unittest.mock import patch
 
@@ -159,6 +160,19 @@ def test_sequential_and_random_due_times_are_compact() -> None:
 
     assert packed(sequential) < 0.05
     assert packed(spread) < 2.7
+
+
+def test_messages_are_not_all_copied_at_once() -> None:
+    index = np.arange(200_000)
+    ledgers, entries, dues = index // 50_000, index % 50_000, T0 + index % 1000
+    tracker = tracker_at([T0 + 10])
+    tracemalloc.start()
+    try:
+        tracker.add_messages(ledgers, entries, dues)
+        now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - now < 12 * index.size
 
 
 def test_what_is_due_now_is_not_tracked() -> None:
