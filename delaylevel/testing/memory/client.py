@@ -183,6 +183,11 @@ class ConsumerCore(Core):
     def seek(self, target: Any) -> None:
         self._apply_to_links(lambda link: link.seek(target))
 
+    def pause_message_listener(self) -> None:
+        raise pulsar.OperationNotSupported("message listeners cannot be paused in memory")
+
+    resume_message_listener = pause_message_listener
+
     def get_last_message_id(self) -> _pulsar.MessageId:
         self._check_open()
         if len(self._links) > 1:

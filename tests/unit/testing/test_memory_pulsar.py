@@ -148,7 +148,10 @@ def test_a_namespace_that_would_delete_parked_messages_is_refused() -> None:
 def test_unsupported_features_are_refused(memory: MemoryPulsar) -> None:
     client = memory.client()
     policy = pulsar.ConsumerDeadLetterPolicy(3)
+    listening = client.subscribe("t", "listening", message_listener=print)
     for call in (
+        listening.pause_message_listener,
+        listening.resume_message_listener,
         lambda: client.subscribe("t", "s", ConsumerType.Shared, dead_letter_policy=policy),
         lambda: client.subscribe("t", "s", unacked_messages_timeout_ms=10_000),
         lambda: client.subscribe(re.compile("persistent://public/default/.*"), "s"),
