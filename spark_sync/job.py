@@ -189,7 +189,7 @@ class JobMovers(StreamingQueryListener):
             log.warning("Spark did not report the end of the query; its last batch may be missing")
 
     def _lag_ms(self) -> int | None:
-        """Return how long the oldest ready message has been waiting; None if unknown."""
+        """Return the waiting time of the oldest ready message, in ms; None if it is unknown."""
         found = self.members.read_all(self.descriptions).values()
         behind_ms = [each.behind_ms for each in found if each is not None]
         return max(behind_ms) if len(behind_ms) == len(found) else None

@@ -461,7 +461,7 @@ def _await_message(reader: PartitionReader, topic: str, end: Position) -> Any | 
 def _rest_of_entry(
     message_id: Any, at: tuple[int, int, int], end: tuple[int, int, int]
 ) -> tuple[int, bool]:
-    """Return how many messages of a range follow in the same entry, and if the range ends there."""
+    """Return the number of messages that follow in the same entry; True if the range ends there."""
     ledger, entry, batch = at
     is_inside = (ledger, entry) == end[:2]  # the range ends inside this batch
     is_end = is_inside or (end[2] < 0 and (ledger, entry + 1) == end[:2])
