@@ -67,7 +67,7 @@ _PROOF_S = 1.0
 # time between two sends, by the rate in messages/s below which it holds. It ends at the same moment
 # in all window partitions, so that threads, client and broker wake up once for all of them. A
 # message that comes alone goes at once. At higher rates, only a few messages go together.
-_QUIET_PAUSES_S = ((100, 0.15), (400, 1 / 15))
+_QUIET_PAUSES_S = ((100, 0.2), (400, 1 / 15))
 _SHORTEST_PAUSE_S = 0.004
 _TOGETHER = 4
 # From this number on, messages are sent by a later call instead of a wait for the journal. The next
