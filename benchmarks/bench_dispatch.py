@@ -12,23 +12,17 @@ again, and "cpu" is processor time in seconds from the first due time to the las
 is the same as a share of one core. "disorder" counts messages that arrive in another order than
 promised. ``nats`` is a NATS server with file storage and its message schedules.
 
-``cancellable`` is ``tracker`` for messages with IDs and keys, in a level topic that allows
-cancellations, and ``half cancelled`` the same after half of them were cancelled, at random. The
-others have to arrive. "pending_mib" is the dispatcher's memory before it is killed, "decided_s" the
-time from the first cancellation to the last outcome, and "stored" the number of messages in the
-business topic.
+``cancellable`` is ``tracker`` for messages with IDs and keys, and ``half cancelled`` the same after
+half of them were cancelled, at random. "pending_mib" is the dispatcher's memory before it is
+killed, "decided_s" the time from the first cancellation to the last outcome.
 
-``--rates`` measures quiet hours: one run for each rate, without a restart. ``--burst`` makes all
-messages due at one instant, without a restart: "max_ms" is the time until the last one is received,
-and "rate_per_s" the number of messages divided by it.
+``--rates`` measures quiet hours, ``--burst`` makes all messages due at one instant; both without a
+restart. "max_ms" of a burst is the time until the last message is received.
 
 Examples:
     python benchmarks/bench_dispatch.py --burst --messages 300000 --sides tracker,nats
     python benchmarks/bench_dispatch.py --rates 100,1000 --seconds 40 --sides tracker,loop,nats
-    python benchmarks/bench_dispatch.py
-    python benchmarks/bench_dispatch.py --messages 1000000 --sides tracker
     python benchmarks/bench_dispatch.py --messages 1000000 --sides "cancellable,half cancelled"
-    python benchmarks/bench_dispatch.py --messages 20000 --seconds 10 --json dispatch.json
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ confirms the best rate in a run of ``--seconds``. A run fails if a message is lo
 or more than 1 s late, or if the producer does not keep its rate. Copies and early messages end the
 benchmark. "us" is processor time per message in microseconds, with that of child processes.
 
-Examples:
-    python benchmarks/bench_end_to_end.py
+Example:
     python benchmarks/bench_end_to_end.py --rate 2000 --seconds 60 --sides spark
 """
 

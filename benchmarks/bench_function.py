@@ -5,8 +5,7 @@ due in an hour), and send them to a business topic with deliver_at, unbatched. T
 receives, calls send_async and acknowledges; the Function also checks envelopes and routes. Rates
 are measured from the first tenth to 95 % of the arrivals, as the broker counts them.
 
-Examples:
-    python benchmarks/bench_function.py
+Example:
     python benchmarks/bench_function.py --messages 5000 --rounds 1 --json function.json
 """
 

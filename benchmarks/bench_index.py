@@ -5,8 +5,7 @@ deliver_after and once through a level by HOUR. A Shared consumer is connected t
 topics. Then the topics are unloaded in turn. The benchmark measures the time until a message
 without delay arrives, and the time until the index is as large as before.
 
-Examples:
-    python benchmarks/bench_index.py
+Example:
     python benchmarks/bench_index.py --messages 5000 --rounds 1 --json index.json
 """
 

@@ -6,8 +6,7 @@ ones. The slack of the search by due time keeps its default (a day for clocks an
 for one query with 10 minutes; with a day, a level by hours is read completely. Another process
 publishes, so the reported memory is that of the queries: the peak during each one.
 
-Examples:
-    python benchmarks/bench_inspect.py
+Example:
     python benchmarks/bench_inspect.py --messages 100000 --rounds 1
 """
 

@@ -7,8 +7,7 @@ the pending messages. One half asks for all rows, the other half for the average
 consumes the messages. "late" is the time from a message's due time to its arrival; "query" the time
 until the client has the whole answer.
 
-Examples:
-    python benchmarks/bench_live.py
+Example:
     python benchmarks/bench_live.py --messages 100000 --seconds 20
 """
 

@@ -5,8 +5,7 @@
 all their window partitions. Then it rests, and for some seconds the benchmark takes its processor
 time ("percent" of one core), its largest number of threads, and its memory.
 
-Examples:
-    python benchmarks/bench_many_topics.py
+Example:
     python benchmarks/bench_many_topics.py --topics 1,40,200 --seconds 60
 """
 

@@ -6,11 +6,10 @@ Python code; and with a Python function that counts. The plain client's messages
 delayed delivery, the wrapper's to 29 partitions by DAY. "No delay, batched" is the plain client
 without delays, which is the upper limit. Rates are from the first send to the end of flush.
 
-"NATS" writes message schedules to the socket of a NATS server with file storage; every message is
-acknowledged, and has no key and no properties.
+"NATS" is message schedules of a NATS server with file storage, sent with its own client for Python
+or written to its socket; every message is acknowledged, and has no key and no properties.
 
-Examples:
-    python benchmarks/bench_publish.py
+Example:
     python benchmarks/bench_publish.py --messages 5000 --rounds 1 --json publish.json
 """
 
@@ -75,10 +74,12 @@ def publish(producer: Any, delays: Sequence[timedelta | None], messages: int, st
     return rate
 
 
-def schedule(port: int, delays: Sequence[timedelta], messages: int) -> float:
-    """Store message schedules on a NATS server; return messages per second."""
+def schedule(port: int, delays: Sequence[timedelta], messages: int, *, client: bool) -> float:
+    """Store message schedules on a NATS server, with its client or not; return messages/s."""
     now_ms, count = round(time.time() * 1000), len(delays)
     dues = [now_ms + delays[k % count] // timedelta(milliseconds=1) for k in range(messages)]
+    if client:
+        return messages / nats.publish_with_client(port, dues)
     flags = bytearray(messages)
     seconds = nats.publish(port, dues, 120, flags)
     assert all(flags)
@@ -120,7 +121,9 @@ def run(given: Any) -> list[Case]:
                 for name, (producer, used) in producers.items()
             }
             if server.port:
-                sides["none", "NATS"] = partial(schedule, server.port, delays, given.messages)
+                schedules = partial(schedule, server.port, delays, given.messages)
+                sides["Python", "NATS, its client"] = partial(schedules, client=True)
+                sides["none", "NATS, socket"] = partial(schedules, client=False)
             named = {f"{kind}, callback {style}, {name}": of for (style, name), of in sides.items()}
             rates = dict(zip(sides, in_turn(named, given.rounds).values(), strict=True))
             for (style, name), found in rates.items():

@@ -20,8 +20,7 @@ batches: triggerExecution without latestOffset, which includes the start of each
 locks, connections). The local mover has its locks before its time starts. The first round is
 discarded.
 
-Examples:
-    python benchmarks/bench_spark.py
+Example:
     python benchmarks/bench_spark.py --messages 20000 --rounds 2 --masters 'local[2]'
 """
 

@@ -8,8 +8,7 @@ the rows by due time and attribute, against DuckDB.
 
 Each case has a process of its own. "mb" is the growth of its memory, for segments the peak.
 
-Examples:
-    python benchmarks/bench_structures.py
+Example:
     python benchmarks/bench_structures.py --what tracker --rows 1000000 --only ours
 """
 

@@ -240,8 +240,8 @@ def main() -> None:
             f"{floors(names, product.imports):7} {arrows:7}"
         )
     folders = Counter(str(path.parent.relative_to(ROOT)) for path in paths)
-    full = {name: n for name, n in folders.items() if n > _FILES.get(name, _MOST_FILES)}
-    print("\nFull folders: " + ", ".join(f"{name} ({full[name]})" for name in sorted(full)))
+    full = [(name, n) for name, n in folders.items() if n > _FILES.get(name, _MOST_FILES)]
+    print("\nFull folders:", *full or ["none"])
     if "--list" in sys.argv:
         for name, only in alone:
             print(f"{name}: only for {only}")

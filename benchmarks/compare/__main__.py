@@ -4,9 +4,7 @@ Everything listens on the loopback interface, has its own data, and is stopped a
 are also stored as JSON, where they replace earlier ones of the same system and load.
 
 Examples:
-    python -m compare
     python -m compare --systems ours,nats --loads minute,instant
-    python -m compare --systems ours --loads publishing --messages 5000
 """
 
 from __future__ import annotations

@@ -165,13 +165,12 @@ def _is_refusal(answer: bytes) -> bool:
 
 def publish(port: int, dues_ms: Sequence[int], limit_s: float, flags: bytearray) -> float:
     """Publish schedules, and set the flag of each that was stored; return the time in seconds."""
-    times = {due: datetime.fromtimestamp(due / 1000, timezone.utc) for due in set(dues_ms)}
-    texts = {due: f"{at:%Y-%m-%dT%H:%M:%S}.{due % 1000:03}Z" for due, at in times.items()}
+    texts = _schedules(dues_ms)
 
     def line(number: int, inbox: str) -> bytes:
         due_ms = dues_ms[number]
         headers = (
-            f"NATS/1.0\r\nNats-Schedule: @at {texts[due_ms]}\r\n"
+            f"NATS/1.0\r\nNats-Schedule: {texts[due_ms]}\r\n"
             f"Nats-Schedule-Target: {TOPIC}.due\r\n\r\n"
         )
         body, size = stamped(number, due_ms), len(headers)
@@ -181,6 +180,32 @@ def publish(port: int, dues_ms: Sequence[int], limit_s: float, flags: bytearray)
     began = time.perf_counter()
     _ask(port, flags, line, IN_FLIGHT, limit_s)
     return time.perf_counter() - began
+
+
+def _schedules(dues_ms: Sequence[int]) -> dict[int, str]:
+    times = {due: datetime.fromtimestamp(due / 1000, timezone.utc) for due in set(dues_ms)}
+    return {due: f"@at {at:%Y-%m-%dT%H:%M:%S}.{due % 1000:03}Z" for due, at in times.items()}
+
+
+def publish_with_client(port: int, dues_ms: Sequence[int]) -> float:
+    """Publish schedules with the server's own client for Python; return the time in seconds."""
+    import nats  # of the extra
+
+    async def send() -> float:
+        client = await nats.connect(f"nats://127.0.0.1:{port}")
+        stream = client.jetstream(publish_async_max_pending=IN_FLIGHT)
+        began, texts, target = time.perf_counter(), _schedules(dues_ms), f"{TOPIC}.due"
+        for number, due_ms in enumerate(dues_ms):
+            headers = {"Nats-Schedule": texts[due_ms], "Nats-Schedule-Target": target}
+            subject, body = f"{TOPIC}.at.{number}", stamped(number, due_ms)
+            stored.append(await stream.publish_async(subject, body, headers=headers))
+        await asyncio.gather(*stored)
+        seconds = time.perf_counter() - began
+        await client.close()
+        return seconds
+
+    stored: list[Any] = []
+    return asyncio.run(send())
 
 
 def cancel(port: int, chosen: Sequence[int], flags: bytearray) -> float:

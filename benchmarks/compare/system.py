@@ -64,21 +64,12 @@ class Server:
 
 
 class System:
-    """A system under comparison. It listens on the loopback interface only.
+    """A system under comparison. It listens on the loopback interface only."""
 
-    Attributes:
-        name: name on the command line.
-        title: name in tables.
-        settings: what its durability depends on, and every setting that is not its default.
-        cancels: True if it can cancel messages.
-        servers: its processes.
-        directory: a directory for its data.
-    """
-
-    name: str
-    title: str
-    settings: str
-    cancels = True
+    name: str  # on the command line
+    title: str  # in tables
+    settings: str  # what its durability depends on, and every setting that is not its default
+    cancels = True  # it can cancel messages
 
     def __init__(self) -> None:
         self.servers: list[Server] = []

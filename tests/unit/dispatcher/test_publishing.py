@@ -266,7 +266,7 @@ def pause_after(run: Simulation, messages: int) -> float:
 
 def test_messages_of_quiet_hours_go_together_in_all_partitions_at_once(run: Simulation) -> None:
     opened(run)
-    for messages, pause_s in ((1, 0.1), (50, 1 / 15)):
+    for messages, pause_s in ((1, 0.2), (50, 1 / 15)):
         left_s = pause_after(run, messages)
         end_s = run.clock.monotonic_s() + left_s
         assert 0 < left_s <= pause_s
