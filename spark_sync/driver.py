@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from delaylevel.cluster.failures import is_admin_away
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.cluster.reader import acknowledged_by_others, read_range
+from delaylevel.cluster.reader import acknowledged_by_others, messages_in_range
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,
@@ -375,8 +376,9 @@ def _count(
 ) -> tuple[int, Position]:
     """Return the number of messages from start to end, and the end; both up to a limit."""
     count = 0
-    for message in read_range(client, source.topic, start, end):
-        count += 1
-        if count == limit:
-            return count, message.position.next
+    with closing(messages_in_range(client, source.topic, start, end)) as found:
+        for _, ledger, entry, batch in found:
+            count += 1
+            if count == limit:
+                return count, Position(ledger, entry, batch).next
     return count, end
