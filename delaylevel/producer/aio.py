@@ -34,7 +34,7 @@ from delaylevel.cluster.client_parts.aio import (
     plain_producer as plain_of,
 )
 from delaylevel.cluster.client_parts.cores import schema_of
-from delaylevel.errors import DelayLevelError, DelayTooLongError, InvalidInputError
+from delaylevel.errors import BrokerError, DelayLevelError, DelayTooLongError, InvalidInputError
 
 from .client import (
     OWN_OPTIONS,
@@ -82,13 +82,9 @@ class Mailbox:
         self._arrived.append(sent)
         if not self._awake:
             self._awake = True
-            self.call(self._deliver)
-
-    def call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function in the event loop, unless that is closed."""
-        # An exception in a callback of the client would end the process.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *arguments)
+            # The loop may be closed. An exception in a callback of the client ends the process.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         # In this order: what arrives from now on either is found below, or wakes the loop again.
@@ -100,31 +96,25 @@ class Mailbox:
 class Sent(Awaited):
     """Callback of one message for which a coroutine waits."""
 
-    __slots__ = ("_answer", "_lane", "_message_id", "error", "future")
+    __slots__ = ("_lane", "_message_id", "_result", "future")
 
     def __init__(self, lane: Lane) -> None:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.error: Exception | None = None
         self._lane = lane
-        self._answer: Any = None
+        self._result: Any = None
         self._message_id: Any = None
 
     def __call__(self, result: Any, message_id: Any) -> None:
         """Take the outcome; called in a thread of the client, or in the one that opens."""
-        self._answer, self._message_id = result, message_id
+        self._result, self._message_id = result, message_id
         self._lane.mailbox.put(self)
-
-    def given(self) -> None:
-        """Let a message that waited for its producer not wait for its batch."""
-        if self._lane.hurries:
-            self._lane.mailbox.call(self._lane.flush_soon)
 
     def end(self) -> None:
         """Give the outcome to the coroutine, and room to another message."""
         self._lane.end(self)
         if self.future.done():
             return  # cancelled
-        if self._answer == pulsar.Result.Ok:
+        if self._result == pulsar.Result.Ok:
             stored = self._message_id
             self.future.set_result(
                 pulsar.MessageId(
@@ -132,18 +122,8 @@ class Sent(Awaited):
                 )
             )
         else:
-            self.future.set_exception(self._failure())
+            self.future.set_exception(_failure(self._result))
             self.future.exception()  # its sender may be cancelled in the same step
-
-    def _failure(self) -> Exception:
-        error = self.error
-        if error is None:
-            return _failed(self._answer)
-        if isinstance(error, DelayLevelError):
-            return as_client_error(error)
-        if isinstance(error, pulsar.PulsarException):
-            return _failed(self._answer, f"{error}; the message was not sent")
-        return error
 
 
 class Lane:
@@ -227,9 +207,15 @@ class Lane:
                 return
 
 
-def _failed(result: Any, text: str | None = None) -> Exception:
-    failed: Exception = pulsar.asyncio.PulsarException(result, text)
-    return failed
+def _failure(result: Any) -> Exception:
+    """Return the error for a message that failed with a result, or before it reached the client."""
+    if isinstance(result, BrokerError):
+        return as_client_error(result)
+    if isinstance(result, pulsar.PulsarException):
+        text = f"{result}; the message was not sent"
+        failed: Exception = pulsar.asyncio.PulsarException(result_of(result), text)
+        return failed
+    return result if isinstance(result, Exception) else pulsar.asyncio.PulsarException(result)
 
 
 async def wait_for_all(*calls: Awaitable[None]) -> None:

@@ -173,48 +173,32 @@ def report_outcome(call: Callable[[], Any], done: Opened) -> None:
 
 
 class Awaited:
-    """Callback of one message for which a thread or a coroutine waits."""
+    """Callback of a message for which a thread or a coroutine waits; its result may be an error."""
 
-    #: The exception to raise; None for the client's exception for the result.
-    error: Exception | None = None
-
-    def given(self) -> None:
-        """Note that the client has the message, which waited for its producer."""
-        raise NotImplementedError
+    __slots__ = ()
 
 
 class Confirmation(Awaited):
     """Callback of one message for which a thread waits."""
 
     def __init__(self) -> None:
-        self.ended = False  # the outcome is known
-        self._given = False
-        self._result: Any = None
-        self._message_id: Any = None
         # Reentrant and written in C: callbacks of the client's threads use it.
-        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._outcome: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
 
     def __call__(self, result: Any, message_id: Any) -> None:
-        self._result, self._message_id = result, message_id
-        self.ended = True
-        self._wakes.put(None)
+        self._outcome.put((result, message_id))
 
-    def given(self) -> None:
-        self._given = True
-        self._wakes.put(None)
-
-    def wait_until_given(self) -> None:
-        """Wait until the client has the message, or its outcome is known."""
-        while not (self._given or self.ended):
-            self._wakes.get()
+    @property
+    def ended(self) -> bool:
+        """True if the outcome is known."""
+        return not self._outcome.empty()
 
     def message_id(self) -> Any:
         """Return the message ID once the message is stored; raise the error if it is not."""
-        while not self.ended:
-            self._wakes.get()
-        if self._result != pulsar.Result.Ok:
-            raise self.error or error_of(self._result)
-        return self._message_id
+        result, message_id = self._outcome.get()
+        if result == pulsar.Result.Ok:
+            return message_id
+        raise result if isinstance(result, Exception) else error_of(result)
 
 
 class PartitionOpener:

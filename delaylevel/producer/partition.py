@@ -49,7 +49,6 @@ from .client_calls import (
     first_error,
     ignore,
     in_client,
-    interruptible,
     is_transient,
     report_outcome,
     result_of,
@@ -79,10 +78,9 @@ class WaitingMessage:
 
     def end(self, error: Exception) -> None:
         """Call the callback for a message that is not sent; an error that it raises is logged."""
-        if isinstance(self.callback, Awaited):
-            self.callback.error = error
+        result = error if isinstance(self.callback, Awaited) else result_of(error)
         try:
-            self.callback(result_of(error), not_stored())
+            self.callback(result, not_stored())
         except Exception:
             log.exception("the callback of a message that was not sent raised an error")
 
@@ -142,13 +140,10 @@ class PartitionProducer:
     def send(self, body: bytes | None, arguments: Mapping[str, Any]) -> Any:
         """Send a message, wait until it is stored, and return its ID."""
         message = Confirmation()
-        with interruptible():
-            if not self.give(body, message, arguments):
-                message.wait_until_given()
-            if self.batches and not message.ended:
-                # It would wait for its batch. A failure reaches the message.
-                first_error([self.flush])
-            return message.message_id()
+        if self.give(body, message, arguments) and self.batches and not message.ended:
+            # It would wait for its batch. A failure reaches the message.
+            first_error([self.flush])
+        return message.message_id()
 
     def give(
         self, body: bytes | None, callback: Callable[[Any, Any], Any], arguments: Mapping[str, Any]
@@ -173,7 +168,7 @@ class PartitionProducer:
 
     def is_outstanding(self) -> bool:
         """Return True while messages wait for the producer."""
-        return self._state in (_Phase.OPENING, _Phase.DRAINING)
+        return self._state is _Phase.OPENING or self._worker is not None
 
     def is_connected(self) -> bool:
         """Return False if the broker cannot be reached for sending, or after a close."""
@@ -381,6 +376,7 @@ class PartitionProducer:
         if closed:
             close_async(producer, ignore)
             return
+        awaited = False
         while True:
             with self._changed:
                 waiting = self._take_all()
@@ -389,7 +385,8 @@ class PartitionProducer:
                         self._opened(producer)
                         self._state = _Phase.OPEN
                     self._changed.notify_all()
-                    return
+                    break
+            awaited = awaited or any(isinstance(each.callback, Awaited) for each in waiting)
             for message in waiting:
                 callback = message.callback
                 # The client's thread keeps Python's state from then on, but not for an event loop.
@@ -398,13 +395,15 @@ class PartitionProducer:
                 try:
                     with in_client:
                         producer.send_async(message.body, callback, **message.arguments)
-                        if isinstance(message.callback, Awaited):
-                            message.callback.given()
                 except Exception as error:
                     self._end([message], error)
                 else:
                     self.given += 1
                     self._settle(1)
+        if awaited and self.batches:
+            # Who waits for a message does not wait for its batch to fill. A failure reaches it.
+            with in_client:
+                first_error([producer.flush])
 
     def _refuse(self, error: Exception) -> None:
         """End all waiting messages; the next one opens the producer again."""
