@@ -35,6 +35,7 @@ from delaylevel.cluster.client_parts.cores import (
     closing_core,
     in_kept_state,
     not_stored,
+    producer_core,
 )
 
 from .client_calls import (
@@ -98,8 +99,6 @@ class PartitionProducer:
 
     Args:
         check: function that raises LevelTopicError if the level topic was deleted; it may be slow.
-        opened: function that is called with the producer once messages may go directly to it.
-        closed: True to refuse every message.
         waits: False if callers are in an event loop: they never wait, also not for room.
     """
 
@@ -109,24 +108,24 @@ class PartitionProducer:
         settings: Mapping[str, Any],
         opener: PartitionOpener,
         check: Callable[[], None] | None,
-        opened: Callable[[Any], None],
         *,
-        closed: bool,
         waits: bool,
     ) -> None:
         self._topic = topic
         self._settings = dict(settings)
-        self._opener, self._check, self._opened = opener, check, opened
+        self._opener, self._check = opener, check
         self._waits = waits
         #: Number of messages that may wait, 0 for any; and True if a sender waits for room.
         self.capacity: int = settings.get("max_pending_messages", _PENDING)
         self.blocks = bool(settings.get("block_if_queue_full"))
         self.batches = bool(settings.get("batching_enabled", True))
         self._timeout_s: float = settings.get("send_timeout_millis", _TIMEOUT_MS) / 1000
-        self.given = 0  # to the client, here
+        self.given = 0  # to the client
+        #: The way past the client's checks for messages that are built already; None unless open.
+        self.send_built: Callable[[Any, Any], None] | None = None
         # Guards everything below. Neither the client nor a callback is called while it is held.
         self._changed = threading.Condition(threading.Lock())
-        self._state = _Phase.CLOSED if closed else _Phase.IDLE
+        self._state = _Phase.IDLE
         self._queue: deque[WaitingMessage] = deque()  # in the order of their deadlines
         # Numbers of messages that came into the queue, and that the client has or that have failed;
         # the last failure, with the second number just after it.
@@ -203,7 +202,7 @@ class PartitionProducer:
     def seal(self) -> Any:
         """End waiting messages, and refuse more; return the producer to close, if it is open."""
         with self._changed:
-            producer = self._producer
+            producer, self.send_built = self._producer, None
             self._state = _Phase.CLOSED
             # The thread that drains the queue gives the rest to the closed producer.
             ended = self._take_all() if producer is None else []
@@ -382,8 +381,9 @@ class PartitionProducer:
                 waiting = self._take_all()
                 if not waiting:
                     if self._state is _Phase.DRAINING:
-                        self._opened(producer)
                         self._state = _Phase.OPEN
+                        core = producer_core(producer)
+                        self.send_built = None if core is None else core.send_async
                     self._changed.notify_all()
                     break
             awaited = awaited or any(isinstance(each.callback, Awaited) for each in waiting)

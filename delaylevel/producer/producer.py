@@ -208,6 +208,8 @@ class DelayLevelProducer(BaseProducer):
         """
         without_callback = callback is None
         if callback is None:
+            if self._closed:
+                raise pulsar.AlreadyClosed("the producer is closed; the message was not sent")
             callback = self._count_outcome
         if (
             type(content) is bytes
@@ -232,21 +234,19 @@ class DelayLevelProducer(BaseProducer):
                     len(content),
                 )
                 if parked is not None:
-                    level, partition, own = parked
-                    send = self._sends.get((level, partition))
-                    if send is not None:
+                    level, number, own = parked
+                    partition = self._parked.get((level, number))
+                    if partition is not None and (send := partition.send_built) is not None:
                         send(
                             build(content, own, partition_key, ordering_key, event_timestamp),
                             callback,
                         )
-                        self._sent[level] += 1
+                        partition.given += 1
                         if without_callback:
                             self._count_sent()
                         return
             except TypeError:
                 pass  # nothing was sent; the client's own checks give a better error
-        if without_callback and self._closed:
-            raise pulsar.AlreadyClosed("the producer is closed; the message was not sent")
         message = Message(
             content,
             properties,
@@ -294,7 +294,6 @@ class DelayLevelProducer(BaseProducer):
         """
         with self._lock:
             self._closed = self._sealed = True
-            self._sends = {}
         try:
             with interruptible():
                 try:

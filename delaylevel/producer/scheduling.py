@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import pulsar
 from pulsar.schema import BytesSchema
 
-from delaylevel.cluster.client_parts.cores import producer_core, schema_of
+from delaylevel.cluster.client_parts.cores import schema_of
 from delaylevel.cluster.publisher import compression_name
 from delaylevel.errors import BrokerError, LevelTopicError
 from delaylevel.model.due_time import due_time_ms, expiry_ms
@@ -57,13 +57,7 @@ from .receipts import (
     waiting_under,
     wanted_message,
 )
-from .routing import (
-    BUSINESS,
-    WINDOW,
-    Route,
-    Routing,
-    check_not_expired,
-)
+from .routing import WINDOW, Route, Routing, check_not_expired
 from .setup import ProducerSetup
 
 P = ParamSpec("P")
@@ -122,11 +116,9 @@ class BaseProducer:
         # Guards the partitions.
         self._lock = threading.Lock()
         self._parked: dict[tuple[int, int], PartitionProducer] = {}
-        self._sends: dict[tuple[int, int], Callable[[Any, Any], None]] = {}
         self._closed = False
         self._sealed = False  # no partition is opened any more
-        # By the route's level; BUSINESS and WINDOW, -1 and -2, are the last two.
-        self._sent = [0] * (len(setup.description.levels) + 2)
+        self._sent_straight = 0
         at_exit.close(self)
 
     @property
@@ -140,12 +132,13 @@ class BaseProducer:
         The keys are the levels' units (``DAY``), ``window``, and ``straight`` for the business
         topic. The count may be slightly too low if several threads send at the same time.
         """
-        sent = list(self._sent)
+        names = {level.index: level.name for level in self.description.levels} | {WINDOW: "window"}
+        sent = dict.fromkeys([*names.values(), "straight"], 0)
         with self._lock:
             for (level, _), partition in self._parked.items():
-                sent[level] += partition.given
-        counts = {level.name: sent[level.index] for level in self.description.levels}
-        return {**counts, "window": sent[WINDOW], "straight": sent[BUSINESS]}
+                sent[names[level]] += partition.given
+        sent["straight"] = self._sent_straight
+        return sent
 
     @property
     def closed(self) -> bool:
@@ -200,7 +193,7 @@ class BaseProducer:
         keys = message.partition_key, message.ordering_key
         arguments = self._arguments(route, *keys, message.event_timestamp)
         if not route.parked:
-            self._sent[BUSINESS] += 1
+            self._sent_straight += 1
             return route, message.content, arguments | message.not_parkable
         body = check_encoded(self._schema, message.content)
         routing.size_limit.check(body, route.properties, *keys)
@@ -215,28 +208,19 @@ class BaseProducer:
         found = self._parked.get(key)
         if found is None:
             with self._lock:
-                found = self._parked.get(key) or self._new_partition(key, route)
+                found = self._parked.get(key) or self._new_partition(route)
                 self._parked[key] = found
         return found
 
-    def _new_partition(self, key: tuple[int, int], route: Route) -> PartitionProducer:
-        def opened(made: Any) -> None:
-            with self._lock:
-                core = producer_core(made)
-                if not self._sealed and core is not None:
-                    self._sends[key] = core.send_async
-
+    def _new_partition(self, route: Route) -> PartitionProducer:
         setup = self._setup
         settings = setup.window_settings if route.level == WINDOW else setup.level_settings
-        return PartitionProducer(
-            self._cache.routing.topic_of(route),
-            {"schema": BytesSchema(), **settings},
-            self._opener,
-            self._check,
-            opened,
-            closed=self._sealed,
-            waits=self._waits,
-        )
+        topic = self._cache.routing.topic_of(route)
+        settings = {"schema": BytesSchema(), **settings}
+        made = PartitionProducer(topic, settings, self._opener, self._check, waits=self._waits)
+        if self._sealed:
+            made.seal()
+        return made
 
     # -- the steps, which wait for the broker in the thread of the call or in another one
 
