@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from functools import partial
 from typing import NamedTuple
 
-from delaylevel.errors import (
-    InvalidDelayError,
-    InvalidInputError,
-    UnsupportedOptionError,
-)
+from delaylevel.errors import InvalidDelayError, InvalidInputError, UnsupportedOptionError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, duration_ms
-from delaylevel.model.due_time import (
-    LATEST_DUE_MS,
-    due_time_ms,
-    expiry_ms,
-    moved_expiry_ms,
-)
+from delaylevel.model.due_time import LATEST_DUE_MS, due_time_ms, expiry_ms, moved_expiry_ms
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.formatting import format_instant, shell
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
@@ -140,8 +130,7 @@ class Routing:
                     "replicated; set replication on the business topic; the message was not sent"
                 )
         parked = envelope.parked_properties(application)
-        window = partial(self._window_partition, message.partition_key, message_id)
-        return self._parked(decision, parked, now_ms, window)
+        return self._parked(decision, parked, now_ms, message.partition_key, message_id)
 
     def route_cancellation(self, wanted: Receipt) -> Route:
         """Route a cancellation as its message, but never to the business topic."""
@@ -161,8 +150,7 @@ class Routing:
             )
         now_ms = self._clock.now_ms()
         decision = self._router.decide(due_ms, now_ms)
-        window = partial(self.description.window_partition, wanted.key, message_id)
-        return self._parked(decision, properties, now_ms, window)
+        return self._parked(decision, properties, now_ms, wanted.key, message_id)
 
     def route_again(
         self,
@@ -195,19 +183,19 @@ class Routing:
         )
         properties = envelope.parked_properties(application)
         decision = self._router.decide(due_ms, now_ms)
-        window = partial(self._window_partition, partition_key, message_id)
-        return self._parked(decision, properties, now_ms, window)
+        return self._parked(decision, properties, now_ms, partition_key, message_id)
 
     def _parked(
         self,
         decision: Decision,
         properties: dict[str, str],
         now_ms: int,
-        window: Callable[[], int],
+        key: str | None,
+        message_id: str | None,
     ) -> Route:
         """Return the route into our own topics: a level, or else the window, even if it is due."""
         if decision.hop is not Hop.PARK:
-            return Route(WINDOW, window(), properties, None)
+            return Route(WINDOW, self._window_partition(key, message_id), properties, None)
         hand_off_ms = None
         if not self._by_service:
             hand_off_ms = self._router.hand_off_ms(decision.level, decision.partition, now_ms)
