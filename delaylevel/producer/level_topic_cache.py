@@ -7,15 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.errors import (
-    BrokerError,
-    DelayTooLongError,
-    LevelTopicError,
-    UpgradeRequiredError,
-)
+from delaylevel.errors import BrokerError, DelayTooLongError, LevelTopicError, UpgradeRequiredError
 from delaylevel.model.level_topic import LevelTopicDescription
 
 from .routing import Routing
@@ -65,27 +61,40 @@ class LevelTopicCache:
         try:
             return rule(self.routing)
         except DelayTooLongError:
-            if not self.refresh_after_refusal():
+            if not self.refresh():
                 raise
         return rule(self.routing)
 
     def refresh_if_old(self) -> None:
         """Read the description in a background thread if the last read is long ago."""
-        if not self._is_old() or self._lock.locked():  # somebody reads it now
+        if self._now_s() - self._read_s < REFRESH_EVERY_S:
             return
-        name = "delaylevel-refresh"
+        if self._describe is None or self._lock.locked():  # somebody reads it now
+            return
+        # The thread takes the lock itself: Ctrl-C may come between any two steps of a sender.
+        refresh = partial(self.refresh, REFRESH_EVERY_S)
         with suppress(RuntimeError):  # there can be no thread now; the next message tries again
-            threading.Thread(target=self._refresh_once, name=name, daemon=True).start()
+            threading.Thread(target=refresh, name="delaylevel-refresh", daemon=True).start()
 
-    def refresh_after_refusal(self) -> bool:
-        """Read the description unless that was just done; return True if the routing changed."""
+    def refresh(self, every_s: float = _REFUSED_EVERY_S) -> bool:
+        """Read the description, at most once in a time; return True if the routing changed."""
         known = self.routing
         with self._lock:
             if self.routing is not known:
                 return True  # another thread was faster
-            if self._describe is None or self._now_s() - self._read_s < _REFUSED_EVERY_S:
+            if self._describe is None or self._now_s() - self._read_s < every_s:
                 return False
-            return self._refresh()
+            self._read_s = self._now_s()
+            try:
+                found = self._describe()
+            except BrokerError as error:
+                self._warning.failed(f"it cannot be read again ({error})")
+                return False
+            if found is None:
+                self._warning.failed("it does not exist any more")
+                return False
+            self._warning.over()
+            return self._follow(found)
 
     def check_exists(self) -> None:
         """Raise LevelTopicError if the level topic was deleted, or replaced by another one."""
@@ -113,29 +122,8 @@ class LevelTopicCache:
                 "new producer; the message was not sent"
             )
 
-    def _is_old(self) -> bool:
-        return self._describe is not None and self._now_s() - self._read_s >= REFRESH_EVERY_S
-
-    def _refresh_once(self) -> None:
-        # The lock is taken here, where it is released: Ctrl-C may come between any two steps of a
-        # sender.
-        with self._lock:
-            if self._is_old():
-                self._refresh()
-
-    def _refresh(self) -> bool:
-        """Use the description if it extends the current one; return True if the routing changed."""
-        assert self._describe is not None
-        self._read_s = self._now_s()
-        try:
-            found = self._describe()
-        except BrokerError as error:
-            self._warning.failed(f"it cannot be read again ({error})")
-            return False
-        if found is None:
-            self._warning.failed("it does not exist any more")
-            return False
-        self._warning.over()
+    def _follow(self, found: LevelTopicDescription) -> bool:
+        """Use a description if it extends the current one; return True if the routing changed."""
         known = self.routing.description
         if not self._is_known(found):
             log.warning(

@@ -117,7 +117,7 @@ def _replacement_answer(case: Case) -> Any:
         return Routing(level_topic, known.targets[0], None, ManualClock(0))
 
     cache = LevelTopicCache(route_by, known, describe, now_s=lambda: next(times))
-    return "found" if cache.refresh_after_refusal() else "known"
+    return "found" if cache.refresh() else "known"
 
 
 def _expiry_answer(case: Case) -> Any:

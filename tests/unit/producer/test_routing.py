@@ -239,7 +239,7 @@ def test_refusals_query_the_broker_at_most_once_a_second() -> None:
     hours = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=9))
     known = replace(KNOWN, levels=Levels(hours))
     looks.now_s = 5.0
-    assert not looks.cache.refresh_after_refusal()
+    assert not looks.cache.refresh()
     assert looks.cache.routing.description.levels == longer
 
 
@@ -254,7 +254,7 @@ def test_ctrl_c_at_the_begin_of_a_look_lets_later_ones_through(
         patch.setattr(level_topic_cache.threading, "Thread", interrupted)
         with pytest.raises(KeyboardInterrupt):
             looks.route(61.0, 2)
-    late = Thread(target=looks.cache.refresh_after_refusal, daemon=True)
+    late = Thread(target=looks.cache.refresh, daemon=True)
     late.start()
     late.join(5)
     assert not late.is_alive()
@@ -272,6 +272,6 @@ def test_a_running_producer_continues_when_the_level_topic_needs_a_later_version
     looks = Looks(described)
     looks.cache.check_exists()
     looks.now_s = 2.0
-    assert not looks.cache.refresh_after_refusal()
+    assert not looks.cache.refresh()
     assert "format 9" in caplog.text
     assert looks.route(2.0, 2) == 1

@@ -182,7 +182,7 @@ def test_a_running_job_reads_the_partitions_of_an_expansion(spark: Spark) -> Non
     with spark.driver(description) as driver:
         start = begin(driver)
         expanded = expand(spark.memory.admin, "orders", 10 * DAY)
-        spark.producers[0]._cache._refresh()
+        spark.producers[0]._cache.refresh(0)
         spark.send(8.5 * DAY)
         spark.let_pass(8.4 * DAY)
         begun = driver.latest_offset(start, None)

@@ -224,7 +224,7 @@ def test_an_expansion_at_any_time_loses_and_delays_nothing(seed: int, overflow: 
                 longer = expand(memory.admin, "orders", 20 * DAY, {HOURS.unit: 2 * DAY}).levels
                 maximum = 20
                 # The new producer refreshes at once. The old one refreshes after its first refusal.
-                new._cache._refresh()
+                new._cache.refresh(0)
                 assert new.description.levels == longer
             producer = choose.choice((old, new))
             longest = 40 if overflow == "recirculate" else 7 if producer is old else maximum
