@@ -274,7 +274,6 @@ def asyncio_errors() -> Iterator[None]:
             yield
         except pulsar.PulsarException as error:
             if isinstance(error, DelayLevelError):
-                as_client_error(error)
                 raise
             raise pulsar.asyncio.PulsarException(result_of(error), str(error)) from error
 

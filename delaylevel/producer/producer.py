@@ -25,7 +25,6 @@ from .client_calls import (
     name_of,
     run_all,
 )
-from .routing import Route
 from .scheduling import BaseProducer, Scheduling, blocking
 from .setup import ProducerSetup
 
@@ -209,7 +208,7 @@ class DelayLevelProducer(BaseProducer):
         without_callback = callback is None
         if callback is None:
             if self._closed:
-                raise pulsar.AlreadyClosed("the producer is closed; the message was not sent")
+                self._check_open()
             callback = self._count_outcome
         if (
             type(content) is bytes
@@ -320,16 +319,6 @@ class DelayLevelProducer(BaseProducer):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    async def _send_straight(self, content: Any, arguments: dict[str, Any]) -> Any:
-        return self._business.send(content, **arguments)
-
-    async def _park(self, route: Route, body: bytes | None, arguments: dict[str, Any]) -> Any:
-        return self._partition(route).send(body, arguments)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise pulsar.AlreadyClosed("the producer is closed; nothing was sent")
 
     def _flush(self) -> Exception | None:
         """Flush every producer; return the first error."""

@@ -83,7 +83,7 @@ def blocking(
 
 
 class BaseProducer:
-    """State and properties of a producer with a level topic, synchronous or asyncio.
+    """State, properties and steps of a producer with a level topic, synchronous or asyncio.
 
     Args:
         create_producer: the client's method that creates plain producers.
@@ -222,11 +222,12 @@ class BaseProducer:
             made.seal()
         return made
 
-    # -- the steps, which wait for the broker in the thread of the call or in another one
+    # -- the steps, which wait for the broker in the thread of the call; with asyncio, in others
 
     def _check_open(self) -> None:
         """Raise the client's error if the producer is closed."""
-        raise NotImplementedError
+        if self._closed:
+            raise pulsar.AlreadyClosed("the producer is closed; nothing was sent")
 
     async def _waiting(self, call: Callable[[], T]) -> T:
         """Make a call that waits for the broker."""
@@ -248,11 +249,11 @@ class BaseProducer:
 
     async def _send_straight(self, content: Any, arguments: dict[str, Any]) -> Any:
         """Send a message to the business topic, and return its ID."""
-        raise NotImplementedError
+        return self._business.send(content, **arguments)
 
     async def _park(self, route: Route, body: bytes | None, arguments: dict[str, Any]) -> Any:
         """Store a routed message in one of our topics, and return its message ID."""
-        raise NotImplementedError
+        return self._partition(route).send(body, arguments)
 
     async def _store(self, message: Message) -> Receipt:
         """Send a message that has an ID, and return its receipt once it is stored."""
@@ -356,6 +357,8 @@ class BaseProducer:
 
 class Scheduling(BaseProducer):
     """The calls that wait for the broker, but for those that end a producer."""
+
+    # Not in the base class: the producer for threads has calls of these names that wait.
 
     async def send(
         self,
