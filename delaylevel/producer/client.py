@@ -121,16 +121,16 @@ class BaseClient:
         clock: Clock | None = None,
         **kwargs: Any,
     ) -> None:
-        given = inspect.signature(CLIENT.__init__).bind_partial(None, service_url, *args)
+        given = inspect.signature(CLIENT.__init__).bind_partial(None, service_url, *args).arguments
         # Pulsar's own default is not to verify host names.
-        if "tls_validate_hostname" not in given.arguments:
+        if "tls_validate_hostname" not in given:
             kwargs.setdefault("tls_validate_hostname", True)
-        self._delaylevel_arguments = (service_url, *args), kwargs
+        self._delaylevel_options = {**given, **kwargs}
         super().__init__(service_url, *args, **kwargs)  # type: ignore[call-arg]
         # Closed with the client, unless it is the application's own.
         self._delaylevel_own_admin: Admin | None = None
         if admin is None and admin_url is not None:
-            admin = admin_for(client_options(self), admin_url, admin_token)
+            admin = admin_for(self._delaylevel_options, admin_url, admin_token)
             self._delaylevel_own_admin = admin
         self._delaylevel_admin = admin
         self._delaylevel_clock = clock or SystemClock()
@@ -286,7 +286,6 @@ def wrap(
     tls_validate_hostname: bool = True,
     clock: Clock | None = None,
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
-    block_if_queue_full: bool | None = None,
     plain_producer: bool = False,
     **producer_options: Any,
 ) -> DelayLevelProducer:
@@ -311,15 +310,14 @@ def wrap(
             other client are not. For a client certificate, give ``admin``.
         clock: source of the time at which a message is sent.
         max_message_size: the broker's ``maxMessageSize``, in bytes.
-        block_if_queue_full: True to let ``send_async`` wait while the queue of a level producer is
-            full; the default. Give False if callbacks send messages: they must not wait. Messages
-            that do not fit into the queue then fail.
         plain_producer: True to confirm that the producer has no encryption, no chunks, no message
             router, and the access mode Shared, and is for the whole topic.
         producer_options: the other options with which the producer was created, by their names in
-            ``pulsar.Client.create_producer``. These apply to level topics: ``compression_type``
-            (default: none), ``send_timeout_millis`` (default: the lead, from 5 to 30 s),
-            ``max_pending_messages`` (1000), ``batching_enabled`` (True, if the mover allows it),
+            ``pulsar.Client.create_producer``. These apply to level topics: ``block_if_queue_full``
+            (default: True; give False if callbacks send messages, because they must not wait:
+            messages that do not fit into the queue then fail), ``compression_type`` (none),
+            ``send_timeout_millis`` (the lead, from 5 to 30 s), ``max_pending_messages`` (1000),
+            ``batching_enabled`` (True, if the mover allows it),
             ``batching_max_messages`` (1000, and at most 1024),
             ``batching_max_allowed_size_in_bytes`` (128 KiB), ``batching_max_publish_delay_ms`` (10)
             and ``properties`` (none). Delayed messages cannot keep ``encryption_key``,
@@ -360,14 +358,12 @@ def wrap_request(
     """
     producer, client = arguments["producer"], arguments["client"]
     topic = TopicName.parse(producer.topic()).without_partition.full
-    given = dict(arguments["producer_options"])
-    if arguments["block_if_queue_full"] is not None:
-        given["block_if_queue_full"] = arguments["block_if_queue_full"]
+    given = arguments["producer_options"]
     given = given_options(create_producer, topic, (), given, WRAP_SIGNATURE.parameters)
     options = {"block_if_queue_full": True, **given}
     admin, own = arguments["admin"] or getattr(client, "admin", None), None
     if admin is None and arguments["admin_url"] is not None:
-        known = client_options(client)
+        known = dict(getattr(client, "_delaylevel_options", {}))  # those of another client: none
         known["tls_validate_hostname"] = arguments["tls_validate_hostname"]
         if arguments["tls_trust_certs_file_path"] is not None:
             known["tls_trust_certs_file_path"] = arguments["tls_trust_certs_file_path"]
@@ -408,10 +404,3 @@ def admin_for(
                 f"admin_token=, because it cannot be read from {type(authentication).__name__}"
             )
     return Admin(admin_url, **options)
-
-
-def client_options(client: Any) -> dict[str, Any]:
-    """Return the arguments with which a client of ours was created; nothing of others is known."""
-    arguments, options = getattr(client, "_delaylevel_arguments", ((), {}))
-    given = inspect.signature(CLIENT.__init__).bind_partial(None, *arguments)
-    return {**given.arguments, **options}
