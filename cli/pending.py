@@ -287,7 +287,7 @@ def reschedule(settings: Settings, topic: str, deliver_at: int, **arguments: Any
     `unconfirmed` if nobody knows. The exit code is 0 if all of them are accepted or cancelled, and
     otherwise 1, even if none is found.
     """
-    change = partial(changes.reschedule, deliver_at)
+    change = partial(changes.reschedule, deliver_at=deliver_at)
     _change(settings, topic, change, _RESCHEDULED, **arguments)
 
 

@@ -35,20 +35,10 @@ _THREADS = 8
 Change = Callable[[Any, Receipt], Outcome | Rescheduled]
 Note = Callable[[str], None]
 
-
-def cancel(producer: DelayLevelProducer, receipt: Receipt) -> Outcome:
-    """Cancel the message of a receipt."""
-    return producer.cancel(receipt)
-
-
-def fire(producer: DelayLevelProducer, receipt: Receipt) -> Rescheduled:
-    """Deliver the message of a receipt now."""
-    return producer.fire_now(receipt)
-
-
-def reschedule(deliver_at: int, producer: DelayLevelProducer, receipt: Receipt) -> Rescheduled:
-    """Give the message of a receipt another due time, ms since the epoch."""
-    return producer.reschedule(receipt, deliver_at=deliver_at)
+#: The changes, each a call of a producer; to reschedule takes ``deliver_at``, too.
+cancel: Change = DelayLevelProducer.cancel
+fire: Change = DelayLevelProducer.fire_now
+reschedule: Callable[..., Rescheduled] = DelayLevelProducer.reschedule
 
 
 @dataclass(frozen=True)
