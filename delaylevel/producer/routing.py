@@ -99,15 +99,19 @@ class Routing:
         due_ms = due_time_ms(message.deliver_at, message.deliver_after, now_ms)
         expires_ms = expiry_ms(message.expires_at, message.expires_after, due_ms)
         check_not_expired(expires_ms, now_ms)
-        properties, message_id = message.properties, message.message_id
+        application = env.application_properties(message.properties or {})
+        message_id = message.message_id
+        if message_id is not None:
+            env.check_id(message_id)
         if due_ms is None:
-            return Route(BUSINESS, -1, _undelayed(properties, message_id, self._target), None)
+            if message_id is not None:
+                application |= {env.ID: message_id, env.TARGET: self._target}
+            return Route(BUSINESS, -1, application or None, None)
         decision = self._router.decide(due_ms, now_ms)
-        application = env.application_properties(properties or {})
         envelope = Envelope(
             due_ms,
             self._target,
-            env.check_id(message_id) if message_id is not None else None,
+            message_id,
             self._schema,
             compression=self._compression,
             expires_ms=expires_ms,
@@ -270,14 +274,3 @@ class Routing:
         if key or message_id:
             return self.description.window_partition(key or "", message_id or "")
         return next(self._unkeyed) // _RUN % self.description.window_partitions
-
-
-def _undelayed(
-    properties: Mapping[str, str] | None, message_id: str | None, target: str
-) -> dict[str, str] | None:
-    if not properties and message_id is None:
-        return None
-    own = env.application_properties(properties or {})
-    if message_id is not None:
-        own[env.ID], own[env.TARGET] = env.check_id(message_id), target
-    return own

@@ -70,7 +70,16 @@ def warn_if_undelivered(
     if key in _looked:
         return None
     _looked.add(key)
-    look = partial(_look, admin, target, description)
+
+    def look() -> None:
+        time.sleep(LOOK_AFTER_S)
+        try:
+            at = status(admin, description, SystemClock().now_ms(), roles=(Role.LEVEL, Role.WINDOW))
+            for missing in missing_hosts(admin, at, target):
+                log.warning("%s", missing)
+        except Exception as error:  # a producer goes on without it
+            log.debug("level topic %s: %r", description.topic, error)
+
     thread = threading.Thread(target=look, name="delaylevel-delivery-watch", daemon=True)
     try:
         thread.start()
@@ -78,16 +87,6 @@ def warn_if_undelivered(
         _looked.discard(key)
         return None
     return thread
-
-
-def _look(admin: TopicAdmin, target: str, description: LevelTopicDescription) -> None:
-    time.sleep(LOOK_AFTER_S)
-    try:
-        at = status(admin, description, SystemClock().now_ms(), roles=(Role.LEVEL, Role.WINDOW))
-        for missing in missing_hosts(admin, at, target):
-            log.warning("%s", missing)
-    except Exception as error:  # a producer goes on without it
-        log.debug("level topic %s: %r", description.topic, error)
 
 
 def found_by_counts(
