@@ -242,6 +242,7 @@ def _change_all(
             result = change(producers[receipt.target], receipt)
         except Exception as error:
             failure = Failure.of(error)
+            # The others would only wait for their timeouts, too.
             if failure.outcome == "unconfirmed":
                 reason = "the broker did not confirm another message"
                 ended.set()

@@ -149,6 +149,7 @@ class Lane:
     async def send(self, body: bytes, arguments: Mapping[str, Any]) -> Any:
         """Publish a message, and return its ID."""
         sent = Sent(self)
+        # Before there is room: a flush waits for each message whose send was called.
         self._sent[sent] = None
         try:
             if self._room is not None:
@@ -357,6 +358,7 @@ class AsyncDelayLevelProducer(Scheduling):
         # messages have their failures.
         with contextlib.suppress(Exception):
             await self.flush()
+        # Not before: those that were sent earlier may still open partitions.
         self._sealed = True
         business, *parked = self._producers()
         # Those that are still being opened are closed when they are open.
@@ -386,6 +388,7 @@ class AsyncDelayLevelProducer(Scheduling):
             return rule(self._cache.routing)
         except DelayTooLongError:
             # The level topic may have been expanded since its description was read.
+            # One after the other: each takes a thread, and the first one reads for all.
             async with self._refreshing:
                 found = await in_thread(partial(self._cache.routed, rule))
         self._check_open()

@@ -90,6 +90,7 @@ def check_pair(producer: Any, client: Any, *, for_asyncio: bool = False) -> None
             if not for_asyncio:
                 other = "is for asyncio: use delaylevel.asyncio.wrap()"
             raise InvalidInputError(f"{name} {other}")
+    # A producer keeps the core of its client, not the client.
     if client_core(client) is client_core(producer):
         return
     addresses = [service_url(producer), service_url(client)]
@@ -340,6 +341,7 @@ def wrap(
             warnings.warn(setup.warning, stacklevel=2)
         if not plain_producer:
             warn_of_assumptions(stacklevel=2)
+        # The client's own method is known to do nothing else, so it opens without a thread.
         plain: Any = (
             super(DelayLevelClient, client) if isinstance(client, DelayLevelClient) else client
         )

@@ -84,6 +84,7 @@ class LevelTopicCache:
                 return True  # another thread was faster
             if self._describe is None or self._now_s() - self._read_s < every_s:
                 return False
+            # Also if the read fails: not every message is to ask a broken admin interface.
             self._read_s = self._now_s()
             try:
                 found = self._describe()

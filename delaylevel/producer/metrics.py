@@ -36,6 +36,7 @@ class ProducerCollector:
         connected: dict[tuple[str, str], bool] = {}
         for producer in tuple(self._producers):
             topics = (producer.description.topic, producer.topic())
+            # Closed ones count, too: a counter of Prometheus must not fall.
             for way, count in producer.sent().items():
                 sent[topics[0], topics[1], way] += count
             if not producer.closed:

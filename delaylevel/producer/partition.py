@@ -148,6 +148,7 @@ class PartitionProducer:
         self, body: bytes | None, callback: Callable[[Any, Any], Any], arguments: Mapping[str, Any]
     ) -> bool:
         """Send a message; its result goes to the callback. Return False if it waits or failed."""
+        # Read without the lock: an open partition is only closed, and then the client refuses.
         if self._state is not _Phase.OPEN:
             # The client would refuse a text that is not Unicode only later.
             check_message(
@@ -167,6 +168,7 @@ class PartitionProducer:
 
     def is_outstanding(self) -> bool:
         """Return True while messages wait for the producer."""
+        # The thread may still flush when the last message is given.
         return self._state is _Phase.OPENING or self._worker is not None
 
     def is_connected(self) -> bool:
@@ -231,6 +233,7 @@ class PartitionProducer:
                     self._state = _Phase.OPENING
                 elif len(self._queue) == 1:
                     self._changed.notify_all()  # the worker must watch the deadline
+        # Outside the lock: the callback of the application may send.
         if refused is not None:
             message.end(error_of(refused))
         if first:
@@ -330,7 +333,7 @@ class PartitionProducer:
                 self._changed.notify_all()
                 late = not waiting
             if late and producer is not None:
-                close_async(producer, ignore)
+                close_async(producer, ignore)  # nobody else knows of it
 
         begin(report)
         self._wait(patience_s, reports)
@@ -361,6 +364,7 @@ class PartitionProducer:
         self._failing = True
         self._wait(pause_s)
         with self._changed:
+            # All have timed out. Attempts for nobody would only burden a broker in trouble.
             if self._state is _Phase.OPENING and not self._queue:
                 self._state, self._failing = _Phase.IDLE, False
             return self._state is _Phase.OPENING

@@ -292,6 +292,7 @@ class DelayLevelProducer(BaseProducer):
                 producers are closed, too.
         """
         with self._lock:
+            # Sealed at once: nobody would close what another thread opens from now on.
             self._closed = self._sealed = True
         try:
             with interruptible():

@@ -91,6 +91,7 @@ class Routing:
         )
         self._longest_ms = levels.maximum_ms
         self._window = description.final_window is FinalWindow.TRACKER
+        # A random begin: producers that start together do not all fill the same partition.
         self._unkeyed = itertools.count(random.randrange(description.window_partitions) * _RUN)
 
     def route(self, message: Message) -> Route:
@@ -247,6 +248,7 @@ class Routing:
             letters += _length(partition_key) + _FRAME
         if ordering_key is not None:
             letters += _length(ordering_key) + _FRAME
+        # An upper bound: only messages near the limit are measured exactly, by `route`.
         if size + _LETTER * letters > self._largest:
             return None
         if message_id is not None:

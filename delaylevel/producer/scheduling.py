@@ -112,6 +112,7 @@ class BaseProducer:
             max_message_size=setup.max_message_size,
         )
         self._cache = LevelTopicCache(route_by, setup.description, setup.describe)
+        # send() raises its error as it is, so it must be the client's exception, too.
         self._check = None if setup.describe is None else client_errors()(self._cache.check_exists)
         # Guards the partitions.
         self._lock = threading.Lock()
@@ -205,7 +206,7 @@ class BaseProducer:
 
     def _partition(self, route: Route) -> PartitionProducer:
         key = (route.level, route.partition)
-        found = self._parked.get(key)
+        found = self._parked.get(key)  # without the lock: nothing is ever removed
         if found is None:
             with self._lock:
                 found = self._parked.get(key) or self._new_partition(route)
@@ -219,7 +220,7 @@ class BaseProducer:
         settings = {"schema": BytesSchema(), **settings}
         made = PartitionProducer(topic, settings, self._opener, self._check, waits=self._waits)
         if self._sealed:
-            made.seal()
+            made.seal()  # its messages are refused with the client's result, as those of others
         return made
 
     # -- the steps, which wait for the broker in the thread of the call; with asyncio, in others
@@ -269,6 +270,7 @@ class BaseProducer:
             self._cache.check_exists()  # or a reader would create the topic again
             return read_back(self._setup.reading, old)
 
+        # Its payload is encoded already, so it does not go through the producer's schema again.
         message, envelope = await self._waiting(find)
         application = application_properties(message.properties)
         route = await self._routed(
@@ -310,6 +312,7 @@ class BaseProducer:
         store: Callable[[], Awaitable[Receipt]] | None = None,
     ) -> tuple[Receipt | None, list[Outcome]]:
         """Cancel messages, once their replacement is stored, if any; wait for the outcomes."""
+        # Routed first: one that cannot be routed fails before the new message is stored.
         routes = [
             await self._routed(partial(Routing.route_cancellation, wanted=each)) for each in wanted
         ]

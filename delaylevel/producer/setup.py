@@ -171,6 +171,7 @@ def producer_settings(
 ) -> tuple[dict[str, Any], dict[str, Any], str | None]:
     """Return the arguments for producers of levels and of the window, and a warning or None."""
     settings: dict[str, Any] = {name: options[name] for name in _KEPT if name in options}
+    # It replaces ZLib, with which the client loses messages without a payload.
     settings |= compression_settings(compression_name(options.get("compression_type")))
     settings |= OWN_SEQUENCE_SETTINGS
     settings["batching_enabled"] = bool(options.get("batching_enabled", True))
