@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import textwrap
 import unicodedata
-from collections.abc import Iterator
 from typing import Any
 
-# Words of prose; commands in backticks stay in one piece, so that they can be copied.
-_WORD = re.compile(r"`[^`]*`\S*|\S+")
+_COMMAND = re.compile("`[^`]*`")
 
 
 def width_of(stream: Any) -> int | None:
@@ -56,37 +55,30 @@ def cut(text: str, width: int) -> str:
 
 def cut_in_the_middle(text: str, width: int) -> str:
     """Return a text of which the middle is left out if it is longer than a number of cells."""
-    if cells(text) <= width or width < 3:
-        return cut(text, width)
-    end = len(text)
-    while cells(text[end - 1 :]) <= (width - 1) // 2:
-        end -= 1
-    tail = text[end:]
-    return cut(text[:end] + " ", width - cells(tail)) + tail
-
-
-def padded(text: str, width: int, right: bool = False) -> str:
-    """Return a text with spaces up to a number of cells, in front of it if it is on the right."""
-    space = " " * (width - cells(text))
-    return space + text if right else text + space
+    if cells(text) <= width:
+        return text
+    tail = text
+    while cells(tail) > (width - 1) // 2:
+        tail = tail[1:]
+    # The space stands for the tail, so that the rest is certainly cut.
+    return cut(text.removesuffix(tail) + " ", width - cells(tail)) + tail
 
 
 def wrapped(text: str, width: int | None, indent: str = "", hanging: str | None = None) -> str:
     """Return prose in lines of at most a number of cells; a longer command keeps its own line."""
     if width is None or cells(indent + text) <= width:
         return indent + text
-    return "\n".join(_lines(text, width, indent, indent if hanging is None else hanging))
-
-
-def _lines(text: str, width: int, indent: str, hanging: str) -> Iterator[str]:
-    line, empty = indent, True
-    for word in _WORD.findall(text):
-        if not empty and cells(line) + 1 + cells(word) > width:
-            yield line
-            line, empty = hanging, True
-        line += word if empty else f" {word}"
-        empty = False
-    yield line
+    # textwrap does not divide at these spaces, so a command in backticks can be copied.
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\xa0"), text)
+    filled = textwrap.fill(
+        whole,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent if hanging is None else hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return filled.replace("\xa0", " ")
 
 
 def _cells_of(one: str) -> int:
