@@ -127,7 +127,7 @@ def show(
     dlq,
     "delaylevel dlq replay orders --all",
     "delaylevel dlq replay orders --subscription billing --all",
-    "delaylevel dlq replay orders 12:0:-1 --new-target persistent://public/default/invoices",
+    "delaylevel dlq replay orders 12:0:-1 --new-target invoices",
     "delaylevel dlq replay orders --reason 'delaylevel.due is missing' --at +10m",
 )
 @_chosen

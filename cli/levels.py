@@ -297,9 +297,9 @@ def set_(
     "delaylevel levels create orders",
     "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
     "delaylevel levels create orders --keep-target",
-    "delaylevel levels create orders --target invoices --level-topic _billing-delay-level",
+    "delaylevel levels create orders --target invoices --level-topic _billing",
     "delaylevel levels create orders --level-namespace public/levels",
-    "delaylevel levels create public/demo/ticks --unit 10s --max-delay 1m --then 2s:10s",
+    "delaylevel levels create ticks --unit 10s --max-delay 1m --then 2s:10s",
 )
 @click.option(
     "--unit",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import io
 import logging
@@ -90,17 +89,6 @@ class RootGroup(click.Group):
         module = importlib.import_module(f"delaylevel.cli.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the arguments name; suggest one that is spelled alike."""
-        name = args[0]
-        if name[:1] != "-" and self.get_command(ctx, name) is None:
-            near = difflib.get_close_matches(name, _COMMANDS, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            ctx.fail(f"No such command {name!r}.{hint}")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands of each section under its title."""

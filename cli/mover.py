@@ -60,7 +60,7 @@ def mover() -> None:
     mover,
     "delaylevel mover deploy orders",
     "delaylevel mover deploy orders --parallelism 3 --cpu 0.5 --ram-mb 256",
-    "delaylevel mover deploy orders --worker-admin-url http://broker.internal:8080",
+    "delaylevel mover deploy orders --worker-admin-url http://broker:8080",
 )
 @click.option("--parallelism", type=click.IntRange(1), default=1, help="Number of instances.")
 @click.option("--cpu", type=float, default=1.0, help="CPU cores of an instance.")
@@ -176,11 +176,10 @@ def delete(settings: Settings, topic: str) -> None:
 
 @examples(
     "delaylevel mover run orders",
-    "delaylevel mover run orders invoices --checkpoint /var/lib/delaylevel/checkpoint",
+    "delaylevel mover run orders invoices --checkpoint /var/lib/delaylevel",
     "delaylevel mover run orders --once   # from cron",
     "delaylevel mover run orders --steps billing.steps:without_closed_accounts",
-    "delaylevel mover run orders --master spark://spark.example:7077 "
-    "--checkpoint hdfs:///delaylevel/orders",
+    "delaylevel mover run orders --master spark://m:7077 --checkpoint hdfs:///dl",
 )
 @mover.command()
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")

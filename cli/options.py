@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -41,31 +40,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 #: The format of the log on stderr.
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-# The width of the help in a terminal of 80 columns.
-_EXAMPLE_WIDTH = 76
 # Smaller numbers (before March 1973) are more likely seconds that were given by mistake.
 _SMALLEST_EPOCH_MS = 100_000_000_000
-
-
-def _divided(line: str) -> str:
-    """Return a command line divided before its options, as a shell takes it."""
-    if len(line) + 2 <= _EXAMPLE_WIDTH:
-        return f"  {line}"
-    first, *words = re.split(r" (?=--|\|)", line)
-    lines = [f"  {first}"]
-    for word in words:
-        if len(lines[-1]) + len(word) + 3 <= _EXAMPLE_WIDTH:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(f"      {word}")
-    return " \\\n".join(lines)
 
 
 def examples(*lines: str) -> Callable[[Command], Command]:
     """Add the ``Examples:`` part of a command's help."""
 
     def add(command: Command) -> Command:
-        command.epilog = "\b\nExamples:\n" + "\n".join(map(_divided, lines))
+        command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
         return command
 
     return add

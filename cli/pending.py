@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import difflib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -67,12 +66,9 @@ class _Group(Group):
     """A group in which ``delaylevel pending TOPIC`` means ``delaylevel pending list TOPIC``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert ``list`` if the first word is not a command."""
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            near = difflib.get_close_matches(args[0], self.commands, 1)
-            if near and args[1:2] and not args[1].startswith("-"):
-                # A topic has no second argument.
-                ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        """Insert ``list`` if the first word is not a command, and no other word follows it."""
+        other = args and args[0] not in (*self.commands, "-h", "--help")
+        if other and (not args[1:] or args[1].startswith("-")):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 
@@ -157,9 +153,9 @@ def _query(
     pending,
     "delaylevel pending list orders",
     "delaylevel pending list orders --from +1h --to +2h --limit 20",
-    "delaylevel pending list orders --where \"properties['kind'] = 'reminder'\" -o json",
-    "delaylevel pending list orders --key customer-7 --limit 0 -o jsonl --payload > saved.jsonl",
-    "delaylevel pending list orders --id public/default/_orders-delay-level-partition-3:12:7:0",
+    "delaylevel pending list orders --where \"properties['kind'] = 'a'\" -o json",
+    "delaylevel pending list orders --limit 0 -o jsonl --payload > saved.jsonl",
+    "delaylevel pending list orders --key customer-7",
     name="list",
 )
 @_selection
@@ -251,7 +247,7 @@ _changing = together(
     pending,
     "delaylevel pending cancel orders --id renewal-4711",
     "delaylevel pending cancel orders --key customer-7 --count 3 --timeout 1s",
-    "delaylevel pending cancel orders --where \"properties['kind'] = 'reminder'\" --count 120",
+    "delaylevel pending cancel orders --where \"properties['a'] = 'b'\" --count 9",
 )
 @_changing
 def cancel(settings: Settings, topic: str, **arguments: Any) -> None:
@@ -271,7 +267,7 @@ def cancel(settings: Settings, topic: str, **arguments: Any) -> None:
 @options.topic_command(
     pending,
     "delaylevel pending reschedule orders --id renewal-4711 --at +2d",
-    "delaylevel pending reschedule orders --key customer-7 --count 3 --at 2030-01-31T12:00:00Z",
+    "delaylevel pending reschedule orders --id a --at 2030-01-31T12:00:00Z",
 )
 @_changing
 @options.at("deliver_at", required=True)

@@ -55,7 +55,7 @@ def _creation_command(levels: Levels, window: FinalWindow) -> str:
 
 @examples(
     "delaylevel plan --rate 2000 --max-delay 30d --size 1KiB",
-    "delaylevel plan --rate 500 --max-delay 365d --size 2KiB --final-window broker",
+    "delaylevel plan --rate 500 --max-delay 1d --size 2KiB --final-window broker",
 )
 @click.command()
 @click.option(

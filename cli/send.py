@@ -52,10 +52,10 @@ _EXPORTED_KEYS = frozenset(
 @examples(
     "delaylevel send orders 'pay me' --after 3d",
     "delaylevel send orders 'call back' --after 3d --expires-after 2h",
-    "delaylevel send orders --at 2030-01-31T12:00:00Z --key customer-7 < body.bin",
-    "delaylevel send orders 'pay by Friday' --after 5d --id invoice-17 --replace",
+    "delaylevel send orders --at 2030-01-31T12:00:00Z --key k7 < body.bin",
+    "delaylevel send orders 'pay now' --after 5d --id invoice-17 --replace",
     "delaylevel send orders --jsonl reminders.jsonl",
-    'echo \'{"body": "hi", "after": "2h", "key": "k"}\' | delaylevel send orders --jsonl -',
+    'echo \'{"body": "hi", "after": "2h"}\' | delaylevel send orders --jsonl -',
 )
 @click.command()
 @click.argument("topic")

@@ -30,9 +30,8 @@ from support.python import python
         ("--nonsense", "No such option"),
         ("broker start --broker-conf novalue", "KEY=VALUE"),
         ("broker start --name ../x", "name"),
-        ("horizn orders", "Did you mean 'horizon'?"),
-        ("pending lst orders", "Did you mean 'list'?"),
-        ("xyzzy", "No such command 'xyzzy'."),
+        ("pending lst orders", "No such command 'lst'"),
+        ("xyzzy", "No such command 'xyzzy'"),
         ("levels expand orders", "give the new longest delay"),
         ("levels expand orders --then hour:48h:5m", "a lead cannot be changed"),
     ],
@@ -209,7 +208,7 @@ def test_a_command_has_help_and_an_example_of_its_own(name: str, command: click.
     for option in command.params:
         if isinstance(option, click.Option):
             assert (option.help or "").endswith("."), f"{option.opts} has no help"
-    _, _, lines = help_of(name).replace("\\\n", "").partition("Examples:\n")
+    _, _, lines = help_of(name).partition("Examples:\n")
     shown = [line.strip() for line in lines.splitlines() if line.strip()]
     assert any(line.startswith(name) for line in shown), "there is no example of the command itself"
     assert all("delaylevel" in line or line.startswith("#") for line in shown)
