@@ -361,12 +361,6 @@ dispatching = together(
         help="Folder of the dispatcher's spill files.",
     ),
     click.option(
-        "--dispatcher-name",
-        "name",
-        metavar="NAME",
-        help="Name of this dispatcher; by default host and process.",
-    ),
-    click.option(
         "--processes",
         type=click.IntRange(0, 64),
         envvar="DELAYLEVEL_PROCESSES",
