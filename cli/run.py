@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 import platformdirs
@@ -184,9 +184,8 @@ def serving_lines(
 
 def _serving(service: LocalService, namespace: str | None) -> list[str]:
     """Return lines about the level topics that this process serves."""
-    movers = {topic: stats for each in service.movers for topic, stats in each.stats().items()}
-    groups = [group for each in service.dispatchers for group in each.groups()]
-    lines = serving_lines(service.descriptions, movers, groups)
+    groups = () if service.dispatcher is None else service.dispatcher.groups()
+    lines = serving_lines(service.descriptions, service.movers.stats(), groups)
     lines += [
         f"NOT SERVED: {name}: {reason}. It is tried again every few seconds."
         for name, reason in service.roster.refused.items()
@@ -249,25 +248,16 @@ def first_unmet(checks: Sequence[ProbeCheck]) -> str:
     return unmet[0] + more if unmet else ""
 
 
-class TopicProgress(NamedTuple):
-    """The progress of one level topic, and the line that tells it."""
-
-    topic: str
-    moved: int
-    released: int
-    line: str
-
-
-def progress_of(
+def progress_lines(
     movers: Mapping[str, MoverStats],
     owners: Mapping[tuple[str, int], OwnerStats],
     releases: Mapping[str, int],
-) -> list[TopicProgress]:
-    """Return the progress of each level topic; it has the name of its business topic if it can."""
+) -> list[str]:
+    """Return a line for each level topic; it has the name of its business topic if it can."""
     # They need the dispatcher's extra.
     from delaylevel.dispatcher.stats import format_lateness, quantile_ms, total_lateness
 
-    rows = []
+    lines = []
     for topic in sorted({*movers, *releases, *(topic for topic, _ in owners)}):
         mine = {index: stats for (name, index), stats in owners.items() if name == topic}
         states = Counter(stats.state for stats in mine.values())
@@ -279,25 +269,25 @@ def progress_of(
         if name.local.startswith("_") and name.local.endswith(LEVEL_SUFFIX):
             name = replace(name, local=name.local[1 : -len(LEVEL_SUFFIX)])
         moved = 0 if mover is None else sum(mover.counts.values())
-        released = releases.get(topic, 0)
         line = f"{name.short}: {moved:,} moved (mover {mover.state if mover else 'elsewhere'})"
         if shown:
+            released = releases.get(topic, 0)
             line += f"; {released:,} released ({' + '.join(shown)} window partitions)"
         p99_ms = quantile_ms(total_lateness(mine.values()), 0.99) if mine else None
         if p99_ms is not None:
             line += f"; p99 {format_lateness(p99_ms)} late"
-        rows.append(TopicProgress(name.short, moved, released, line))
-    return rows
+        lines.append(line)
+    return lines
 
 
 class ServiceProgress:
-    """The progress of a service: now and then, a line for each level topic with other numbers."""
+    """The progress of a service: now and then, the line of each level topic if it has changed."""
 
     def __init__(self, service: LocalService, start: Starting) -> None:
         self._service = service
         self._start = start
         self._states: dict[str, tuple[str, str]] = {}
-        self._told: dict[str, tuple[int, int]] = {}
+        self._told: list[str] = []
         self._every_s = _TERMINAL_EVERY_S if sys.stderr.isatty() else _LOG_EVERY_S
         self._line_s = time.monotonic() + self._every_s
 
@@ -305,7 +295,8 @@ class ServiceProgress:
         """Update the view; called once a second."""
         if not self._start.ready.is_set():
             return
-        for topic, stats in self._movers().items():
+        movers, dispatcher = self._service.movers.stats(), self._service.dispatcher
+        for topic, stats in movers.items():
             state = stats.state, stats.holder
             before, _ = known = self._states.get(topic, ("starting", ""))
             self._states[topic] = state
@@ -318,28 +309,18 @@ class ServiceProgress:
         now_s = time.monotonic()
         if now_s >= self._line_s:
             self._line_s = now_s + self._every_s
-            for row in self._rows():
-                counts = row.moved, row.released
-                if self._told.get(row.topic) != counts:
-                    self._told[row.topic] = counts
-                    note(row.line)
+            owners = {} if dispatcher is None else dispatcher.stats()
+            releases = {} if dispatcher is None else dispatcher.released()
+            lines = progress_lines(movers, owners, releases)
+            for line in lines:
+                if line not in self._told:
+                    note(line)
+            self._told = lines
 
     def end(self) -> None:
         """Print the totals."""
-        rows = self._rows()
-        moved, released = sum(row.moved for row in rows), sum(row.released for row in rows)
-        mover = f"{moved:,} messages moved, " if self._service.movers else ""
+        moved = sum(sum(stats.counts.values()) for stats in self._service.movers.stats().values())
+        mover = f"{moved:,} messages moved, " if self._service.moves else ""
+        dispatcher = self._service.dispatcher
+        released = 0 if dispatcher is None else dispatcher.released().total()
         note(f"{mover}{released:,} {'' if mover else 'messages '}released.")
-
-    def _rows(self) -> list[TopicProgress]:
-        owners: dict[tuple[str, int], OwnerStats] = {}
-        releases: dict[str, int] = {}
-        for each in self._service.dispatchers:
-            owners |= each.stats()
-            releases |= each.released()
-        return progress_of(self._movers(), owners, releases)
-
-    def _movers(self) -> dict[str, MoverStats]:
-        return {
-            topic: stats for each in self._service.movers for topic, stats in each.stats().items()
-        }

@@ -133,9 +133,9 @@ def run(
             for thread in threads:
                 if thread.done():
                     thread.result()  # raises its failure
-            movers = [stats for each in service.movers for stats in each.stats().values()]
+            movers = service.movers.stats().values()
             demo.moved = sum(sum(stats.counts.values()) for stats in movers)
-            demo.released = sum(each.released().total() for each in service.dispatchers)
+            demo.released = service.dispatcher.released().total() if service.dispatcher else 0
             show(demo)
             time.sleep(0.5)
 

@@ -54,7 +54,7 @@ StatsByPartition = dict[tuple[str, int], OwnerStats]
 
 
 #: Given its name in the group and the names of all processes, opens the service of a further
-#: process (with ``dispatchers``, ``run`` and ``stop``), and what answers for it. It travels to a
+#: process (with ``dispatcher``, ``run`` and ``stop``), and what answers for it. It travels to a
 #: new interpreter: a function of a module, or a partial.
 Opener = Callable[[str, Sequence[str]], tuple[Any, Sequence[Reporter]]]
 
@@ -285,13 +285,13 @@ def work(pipe: Pipe, opener: Opener, name: str, siblings: Sequence[str], url: st
             pipe.send((number, value))
 
     def push() -> None:
-        stats = {key: each for d in service.dispatchers for key, each in d.stats().items()}
+        # A service that does not move has a dispatcher from the start.
+        dispatcher = service.dispatcher
+        stats = dispatcher.stats()
         changed = {key: None if sent.get(key) is s else s for key, s in stats.items()}
         sent.clear()
         sent.update(stats)
-        released = sum((each.released() for each in service.dispatchers), Counter[str]())
-        silent_s = max((each.silent_s for each in service.dispatchers), default=0.0)
-        send(None, (changed, released, silent_s))
+        send(None, (changed, dispatcher.released(), dispatcher.silent_s))
 
     def serve() -> None:
         with suppress(EOFError, OSError):

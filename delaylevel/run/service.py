@@ -49,7 +49,8 @@ class LocalService:
         processes: further processes of the dispatcher.
 
     Attributes:
-        movers: the service that moves, as a tuple; empty if it does not move.
+        movers: the service that moves; without level topics if this service does not move.
+        dispatcher: the dispatcher; None while no level topic needs one.
         roster: the level topics to serve.
 
     Raises:
@@ -72,10 +73,10 @@ class LocalService:
     ) -> None:
         self._admin = admin
         self._settings = settings
-        self._moves = moves
+        self.moves = moves
         self._processes = processes
         self._open_client = open_client
-        self._dispatcher: Dispatcher | None = None
+        self.dispatcher: Dispatcher | None = None
         self._stopping = threading.Event()
         self._closing = ExitStack()
         # Movers and window partitions share the threads.
@@ -83,7 +84,7 @@ class LocalService:
         try:
             with translate_errors():
                 client = self._closing.enter_context(closing(open_client()))
-                self._movers = MoverService(
+                self.movers = MoverService(
                     client, admin, self._scheduler, trigger_ms=trigger_ms, target_client=open_client
                 )
                 self.roster = roster.Roster(admin, level_topics, self._serve, namespace)
@@ -93,33 +94,31 @@ class LocalService:
         except BaseException:
             self._closing.close()
             raise
-        self.movers = (self._movers,) if moves else ()
-
-    @property
-    def dispatchers(self) -> tuple[Dispatcher, ...]:
-        """The dispatcher, as a tuple; empty if no level topic needs one."""
-        return () if self._dispatcher is None else (self._dispatcher,)
 
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:
         """The descriptions of the level topics that are served."""
-        found = {item.topic: item for item in self._movers.descriptions}
-        if self._dispatcher is not None:
-            found = {item.topic: item for item in self._dispatcher.descriptions} | found
+        found = {item.topic: item for item in self.movers.descriptions}
+        if self.dispatcher is not None:
+            found = {item.topic: item for item in self.dispatcher.descriptions} | found
         return tuple(found[topic] for topic in sorted(found))
+
+    def is_dispatched(self, topic: str) -> bool:
+        """Return True if the dispatcher serves a level topic."""
+        return self.dispatcher is not None and self.dispatcher.descriptions_of(topic) is not None
 
     def start_checks(self) -> list[ProbeCheck]:
         """Return the conditions under which the start is over: locks, and partitions read.
 
         A process on standby meets them, too.
         """
-        movers = self._movers.stats()
+        movers = self.movers.stats()
         checks = [
             lock_check(description, movers[description.topic])
-            for description in self._movers.descriptions
+            for description in self.movers.descriptions
             if description.topic in movers
         ]
-        groups = () if self._dispatcher is None else self._dispatcher.groups()
+        groups = () if self.dispatcher is None else self.dispatcher.groups()
         return checks + [check for group in groups for check in start_checks(group)]
 
     def run(self, tick: Callable[[], None] | None = None) -> None:
@@ -138,23 +137,23 @@ class LocalService:
                 tick()
 
         with self._closing:
-            self._movers.start()
+            self.movers.start()
             try:
-                if self._dispatcher is not None:
-                    self._dispatcher.run(look)
+                if self.dispatcher is not None:
+                    self.dispatcher.run(look)
                 else:
                     look()
                     while not self._stopping.wait(1.0):
                         look()
             finally:
-                self._movers.close()
+                self.movers.close()
 
     def stop(self) -> None:
         """Request the end of `run`; safe in a signal handler and from any thread."""
         self._stopping.set()
-        self._movers.stop()
-        if self._dispatcher is not None:
-            self._dispatcher.stop()
+        self.movers.stop()
+        if self.dispatcher is not None:
+            self.dispatcher.stop()
 
     def close(self) -> None:
         """Close the connections of a service that was not run; `run` closes them itself."""
@@ -162,16 +161,15 @@ class LocalService:
 
     def _look(self) -> None:
         """Begin to serve what can be served now, and forget what was deleted."""
-        dispatched = {item.topic for each in self.dispatchers for item in each.descriptions}
-        for item in self._movers.descriptions:
-            if item.final_window is FinalWindow.TRACKER and item.topic not in dispatched:
-                self._movers.remove(item.topic)  # the dispatcher has given it up
+        for item in self.movers.descriptions:
+            if item.final_window is FinalWindow.TRACKER and not self.is_dispatched(item.topic):
+                self.movers.remove(item.topic)  # the dispatcher has given it up
         for gone in self.roster.look(item.topic for item in self.descriptions):
             log.warning("%s was deleted", gone)
-            if gone in self._movers.stats():
-                self._movers.remove(gone)
-            if self._dispatcher is not None:
-                self._dispatcher.remove(gone)
+            if gone in self.movers.stats():
+                self.movers.remove(gone)
+            if self.dispatcher is not None:
+                self.dispatcher.remove(gone)
 
     def _serve(self, description: LevelTopicDescription, named: bool) -> None:
         """Serve a level topic. Of one that a Function moves, only the window is served."""
@@ -181,7 +179,7 @@ class LocalService:
                 f"level topic {description.topic} has the final window 'broker', for which movers "
                 "deliver at least once: leave out --delivery, or use the final window 'tracker'"
             )
-        if not self._moves:
+        if not self.moves:
             check_dispatched(description)
         elif named:
             check_movable(description)
@@ -189,17 +187,17 @@ class LocalService:
         if description.final_window is FinalWindow.TRACKER:
             self._dispatching().add(description.topic)
             descriptions = self._dispatching().descriptions_of(description.topic)
-        if self._moves and description.mover is not Mover.FUNCTION:
+        if self.moves and description.mover is not Mover.FUNCTION:
             # Both read the description every few seconds, so they share it.
-            self._movers.add(description, descriptions)
-        elif self._moves and descriptions is not None:
+            self.movers.add(description, descriptions)
+        elif self.moves and descriptions is not None:
             log.info("%s is moved by a Function; its window is served here", description.topic)
 
     def _dispatching(self) -> Dispatcher:
         """Return the dispatcher, which is opened when the first level topic needs it."""
-        if self._dispatcher is None:
+        if self.dispatcher is None:
             client = self._closing.enter_context(closing(self._open_client()))
-            self._dispatcher = Dispatcher(
+            self.dispatcher = Dispatcher(
                 client,
                 self._admin,
                 (),
@@ -208,19 +206,16 @@ class LocalService:
                 scheduler=self._scheduler,
                 processes=self._processes,
             )
-        return self._dispatcher
+        return self.dispatcher
 
 
 class ServiceCollector(Collectors):
     """Collectors and reporters of a service: of its movers, dispatchers and level topics."""
 
     def __init__(self, service: LocalService) -> None:
-        def is_dispatched(topic: str) -> bool:
-            return any(each.descriptions_of(topic) is not None for each in service.dispatchers)
-
         super().__init__(
-            *(MoverReporter(each, is_dispatched) for each in service.movers),
-            *map(DispatchReporter, service.dispatchers),
+            *([MoverReporter(service.movers, service.is_dispatched)] if service.moves else ()),
+            *([DispatchReporter(service.dispatcher)] if service.dispatcher else ()),
             roster.RosterReporter(service.roster),
         )
 

@@ -203,5 +203,5 @@ def test_doctor_changes_nothing_and_takes_no_lock(place: Place) -> None:
     with place.serving() as service:
         place.world.eventually(place.arrived, "all messages")
         assert place.failed() == {}
-        assert service.movers[0].stats()[description.topic].failures == 0
+        assert service.movers.stats()[description.topic].failures == 0
         place.world.eventually(lambda: not place.world.backlog(description), "acknowledgements")

@@ -139,7 +139,7 @@ def test_messages_arrive_without_the_admin_interface(
         deliver("first")
         eventually(lambda: producers() == others, "the end of the dispatcher's producers")
         deliver("second")
-        (stats,) = service.movers[0].stats().values()
+        (stats,) = service.movers.stats().values()
         assert (stats.state, stats.failures) == ("moving", 0)
         web.restore()
         deliver("after")

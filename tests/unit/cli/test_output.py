@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from delaylevel import PartitionStrategy
 from delaylevel.cli import run
 from delaylevel.cli.options import TIME, parse_time_ms
-from delaylevel.cli.run import Starting, progress_of, serving_lines
+from delaylevel.cli.run import Starting, progress_lines, serving_lines
 from delaylevel.cli.views import output
 from delaylevel.cli.views.output import Progress, emit, finish
 from delaylevel.cli.views.tables import Column, render
@@ -240,11 +240,11 @@ def test_a_line_shows_what_was_moved_and_released() -> None:
     movers = {ORDERS: MoverStats("moving", counts=ForwardReport(window=1_200).counts())}
     owners = {(ORDERS, index): owner() for index in range(4)}
     owners[OTHERS, 0] = owner(late=-1, state="recovering")
-    orders, others = progress_of(movers, owners, {ORDERS: 600, OTHERS: 0})
-    assert orders.line == (
+    orders, others = progress_lines(movers, owners, {ORDERS: 600, OTHERS: 0})
+    assert orders == (
         "orders: 1,200 moved (mover moving); 600 released (4 window partitions); p99 25ms late"
     )
-    assert others.line == (
+    assert others == (
         "public/others/orders: 0 moved (mover elsewhere); 0 released (1 recovering window "
         "partitions); p99 over 1h00m late"
     )

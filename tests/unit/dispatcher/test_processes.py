@@ -33,7 +33,7 @@ class Served:
     def __init__(self, name: str, names: Sequence[str], released: Path) -> None:
         self.name = name
         self.silent_s = 0.0
-        self.dispatchers = (self,)
+        self.dispatcher = self
         self._names = names
         self._index = list(names).index(name)
         self._file = released

@@ -146,7 +146,7 @@ def test_a_process_on_standby_is_ready(dispatcher: Dispatching, reporter: Dispat
 def test_a_process_tells_once_which_level_topics_are_not_served(dispatcher: Dispatching) -> None:
     refused = {"invoices": "it does not exist", "found": "it has format 2"}
     roster = SimpleNamespace(refused=refused, names=("invoices", "orders"))
-    service: Any = SimpleNamespace(movers=(), dispatchers=(dispatcher,), roster=roster)
+    service: Any = SimpleNamespace(moves=False, dispatcher=dispatcher, roster=roster)
     collector = ServiceCollector(service)
     _, reporter = collector.reporters
     # One that was found in the namespace does not end the readiness for the others.
