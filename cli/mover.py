@@ -17,7 +17,7 @@ from delaylevel.model.level_topic import Role
 
 from . import options
 from .options import Group, Settings, examples, pass_settings
-from .run import Starting, addresses, serving_lines
+from .run import addresses, serving_lines, starting
 
 _DEPLOYED = (
     Column("function"),
@@ -263,7 +263,7 @@ def run(
         left_out += dropped(progress)
         moved += progress.numInputRows - dropped(progress)
 
-    with Starting(
+    with starting(
         f"Spark job as mover for {', '.join(topics)}",
         lambda: "" if job.ready.is_set() else job.activity,
         None if settings.once else serving,

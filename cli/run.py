@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -131,14 +131,14 @@ def serve(
             )
             for line in addresses(metrics_address, stack.enter_context(served)):
                 note(line)
-        start = Starting(
+        start = starting(
             f"{'mover and dispatcher' if moves else 'dispatcher'} for "
             f"{', '.join(topics) or f'the level topics of {namespace}'}",
             lambda: first_unmet(service.start_checks()),
             lambda: [*_serving(service, namespace), "Ctrl-C ends it."],
         )
-        progress = ServiceProgress(service, start)
-        with start:
+        with start as ready:
+            progress = ServiceProgress(service, ready)
             service.run(progress.show)
         progress.end()
 
@@ -195,50 +195,46 @@ def _serving(service: LocalService, namespace: str | None) -> list[str]:
     return lines
 
 
-class Starting:
-    """The start of a service: a line, then the reason for waiting now and then, then a line.
+@contextlib.contextmanager
+def starting(
+    parts: str, waiting: Callable[[], str], serving: Callable[[], Sequence[str]] | None
+) -> Iterator[threading.Event]:
+    """Print a line, then the reason for waiting now and then, then that the service is ready.
 
     Args:
         waiting: called in another thread for the reason to wait; empty once the service is ready.
         serving: lines about what is served; None to print nothing when it is ready.
+
+    Yields:
+        An event that is set when that is printed.
     """
+    ready, ended = threading.Event(), threading.Event()
+    started_s = time.monotonic()
 
-    def __init__(
-        self,
-        parts: str,
-        waiting: Callable[[], str],
-        serving: Callable[[], Sequence[str]] | None,
-    ) -> None:
-        self._parts = parts
-        self._waiting = waiting
-        self._serving = serving
-        self._started_s = self._line_s = time.monotonic()
-        self.ready = threading.Event()  # ready, and that was printed
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="starting", daemon=True)
-
-    def __enter__(self) -> Starting:
-        note(f"Starting {self._parts}.")
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while reason := self._waiting():
+    def watch() -> None:
+        line_s = started_s
+        while reason := waiting():
             now_s = time.monotonic()
-            if now_s - self._line_s >= output.LINE_EVERY_S:
-                self._line_s = now_s
-                note(f"Still starting after {now_s - self._started_s:.0f} s: {reason}.")
-            if self._ended.wait(_LOOK_EVERY_S):
+            if now_s - line_s >= output.LINE_EVERY_S:
+                line_s = now_s
+                note(f"Still starting after {now_s - started_s:.0f} s: {reason}.")
+            if ended.wait(_LOOK_EVERY_S):
                 return
-        if self._serving is not None:
-            note(f"Ready after {time.monotonic() - self._started_s:.1f} s.")
-            for line in self._serving():
+        if serving is not None:
+            note(f"Ready after {time.monotonic() - started_s:.1f} s.")
+            for line in serving():
                 note(line)
-        self.ready.set()
+        ready.set()
+
+    note(f"Starting {parts}.")
+    # A thread, because the start of a service may wait for a broker.
+    thread = threading.Thread(target=watch, name="starting", daemon=True)
+    thread.start()
+    try:
+        yield ready
+    finally:
+        ended.set()
+        thread.join()
 
 
 def first_unmet(checks: Sequence[ProbeCheck]) -> str:
@@ -283,9 +279,9 @@ def progress_lines(
 class ServiceProgress:
     """The progress of a service: now and then, the line of each level topic if it has changed."""
 
-    def __init__(self, service: LocalService, start: Starting) -> None:
+    def __init__(self, service: LocalService, ready: threading.Event) -> None:
         self._service = service
-        self._start = start
+        self._ready = ready
         self._states: dict[str, tuple[str, str]] = {}
         self._told: list[str] = []
         self._every_s = _TERMINAL_EVERY_S if sys.stderr.isatty() else _LOG_EVERY_S
@@ -293,7 +289,7 @@ class ServiceProgress:
 
     def show(self) -> None:
         """Update the view; called once a second."""
-        if not self._start.ready.is_set():
+        if not self._ready.is_set():
             return
         movers, dispatcher = self._service.movers.stats(), self._service.dispatcher
         for topic, stats in movers.items():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from delaylevel import PartitionStrategy
 from delaylevel.cli import run
 from delaylevel.cli.options import TIME, parse_time_ms
-from delaylevel.cli.run import Starting, progress_lines, serving_lines
+from delaylevel.cli.run import progress_lines, serving_lines, starting
 from delaylevel.cli.views import output
 from delaylevel.cli.views.output import Progress, emit, finish
 from delaylevel.cli.views.tables import Column, render
@@ -213,15 +213,15 @@ def test_the_reason_is_shown_until_the_service_is_ready(
         asked.release()
         return reason
 
-    with Starting("orders", waiting, lambda: ["orders", "Ctrl-C ends it."]) as start:
+    with starting("orders", waiting, lambda: ["orders", "Ctrl-C ends it."]) as ready:
         for _ in range(3):
             assert asked.acquire(timeout=60)
-        assert not start.ready.is_set()
+        assert not ready.is_set()
         reason = ""
-        assert start.ready.wait(60)
-    first, *reasons, ready, one, two = capsys.readouterr().err.splitlines()
+        assert ready.wait(60)
+    first, *reasons, last, one, two = capsys.readouterr().err.splitlines()
     assert (first, one, two) == ("Starting orders.", "orders", "Ctrl-C ends it.")
-    assert ready.startswith("Ready after ")
+    assert last.startswith("Ready after ")
     assert {line.partition(": ")[2] for line in reasons} == {"no dispatcher owns partition 0 yet."}
 
 
