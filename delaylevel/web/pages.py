@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
+from itertools import chain
 from typing import Any
 
 from delaylevel import __version__
@@ -88,7 +89,8 @@ def status_page(
     ]
     if failed:
         body.append(f"<section>{''.join(_problems(failed))}</section>")
-    body += map(_section, _joined(sections))
+    for title in dict.fromkeys(each.title for each in sections):
+        body.append(_section(title, [each for each in sections if each.title == title]))
     if not sections:
         body.append("<section>This process serves metrics only: see /metrics.</section>")
     actions = '<a href="/actions">actions</a> · ' if can_act else ""
@@ -200,40 +202,25 @@ def _instant(ms: int) -> str:
     return found.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _joined(sections: Sequence[StatusSection]) -> list[StatusSection]:
-    """Join the sections with the same title, in the order of the first ones."""
-    found: dict[str, StatusSection] = {}
-    for each in sections:
-        one = found.get(each.title, StatusSection(each.title, {}))
-        found[each.title] = StatusSection(
-            each.title,
-            {**one.facts, **each.facts},
-            one.periods or each.periods,
-            one.parked or each.parked,
-            one.partitions or each.partitions,
-            one.held or each.held,
-            [*one.problems, *each.problems],
-        )
-    return list(found.values())
-
-
-def _section(section: StatusSection) -> str:
+def _section(title: str, parts: Sequence[StatusSection]) -> str:
+    """Return the section of a level topic, of which each reporter of the process has a part."""
+    facts = {name: value for part in parts for name, value in part.facts.items()}
     return "".join(
         (
-            f"<section><h2>{escape(section.title)}</h2>",
-            *_problems(section.problems),
-            *_part("Due in the window", _bars(section.periods)),
-            *_part("Parked in levels (entries)", _bars(section.parked)),
-            *_part("Window partitions", _partitions(section.partitions)),
-            *_part("Held since the takeover", _held(section)),
-            *_part("Facts", _pairs(section.facts)),
+            f"<section><h2>{escape(title)}</h2>",
+            *_problems([line for part in parts for line in part.problems]),
+            *_under("Due in the window", (_bars(part.periods) for part in parts)),
+            *_under("Parked in levels (entries)", (_bars(part.parked) for part in parts)),
+            *_under("Window partitions", (_partitions(part.partitions) for part in parts)),
+            *_under("Held since the takeover", (_held(part.held) for part in parts)),
+            *_under("Facts", [_pairs(facts)]),
             "</section>",
         )
     )
 
 
-def _part(title: str, contents: Iterable[str]) -> Iterator[str]:
-    found = "".join(contents)
+def _under(title: str, contents: Iterable[Iterable[str]]) -> Iterator[str]:
+    found = "".join(chain.from_iterable(contents))
     if found:
         yield f"<h3>{escape(title)}</h3>{found}"
 
@@ -285,10 +272,10 @@ def _partitions(partitions: Sequence[PartitionLine]) -> Iterator[str]:
     yield "</table></div>"
 
 
-def _held(section: StatusSection) -> Iterator[str]:
-    if section.held:
+def _held(counts: Mapping[str, int] | None) -> Iterator[str]:
+    if counts:
         yield '<div class="scroll"><table><tr><th class="number">Messages</th><th>Target</th></tr>'
-        for target, count in section.held.items():
+        for target, count in counts.items():
             number = f'<td class="number">{count:,}</td>'
             yield f'<tr>{number}<td class="wrap">{escape(target)}</td></tr>'
         yield "</table></div>"
