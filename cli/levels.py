@@ -20,8 +20,8 @@ from delaylevel.cli.views.levels import (
     note_unsubscribed,
     partition_view,
     problem_lines,
+    some,
     status_view,
-    undelivered,
 )
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
@@ -453,7 +453,7 @@ def describe(settings: Settings, topic: str, output: str) -> None:
     """
     with settings.level_topic(topic) as (admin, described):
         at = status(admin, described, SystemClock().now_ms())
-        state = status_view(at, undelivered(admin, at))
+        state = status_view(admin, at)
     rows = [partition_view(row, at.now_ms) for row in at.rows()]
     if output == "json":
         emit_one({**state, "rows": rows}, DESCRIBE, output)
@@ -461,7 +461,7 @@ def describe(settings: Settings, topic: str, output: str) -> None:
     if output == "jsonl":
         emit(rows, PARTITIONS, output)
         return
-    emit_one(state, DESCRIBE, output, legend=LEGEND)
+    emit_one({**state, "problems": some(state["problems"])}, DESCRIBE, output, legend=LEGEND)
     shown = [row for row in rows if row["backlog_entries"]]
     if shown:
         click.echo()

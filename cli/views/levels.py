@@ -141,11 +141,7 @@ def list_view(admin: TopicAdmin, found: FoundLevelTopic, now_ms: int) -> dict[st
     problem = found.problem
     if found.description is not None:
         try:
-            at = status(admin, found.description, now_ms)
-            problems = _problems(at, undelivered(admin, at))
-            problem = f"{len(problems)}: {problems[0]}" if problems else None
-            state = {**description_view(found.description), **_state_view(at)}
-            return {**state, "problem": problem, "problems": problems}
+            return status_view(admin, status(admin, found.description, now_ms))
         except BrokerError as error:
             if isinstance(error, BrokerUnreachableError) and not error.address:
                 raise  # no broker answers
@@ -159,15 +155,20 @@ def problem_lines(rows: Sequence[dict[str, Any]], width: int | None) -> str:
     for row in rows:
         if row["problems"]:
             lines += ["", TopicName.parse(row["topic"]).short]
-            lines += [wrapped(line, width, "  ", "    ") for line in _some(row["problems"])]
+            lines += [wrapped(line, width, "  ", "    ") for line in some(row["problems"])]
     return "\n".join(lines)
 
 
-def status_view(at: LevelTopicStatus, undelivered: Sequence[str] = ()) -> dict[str, Any]:
+def status_view(admin: TopicAdmin, at: LevelTopicStatus) -> dict[str, Any]:
     """Return the state of a whole level topic as one row."""
+    problems = [*at.problems, *(each.says for each in at.foreign), *undelivered(admin, at)]
     return {
         **description_view(at.description),
-        **_state_view(at),
+        "now_ms": at.now_ms,
+        "backlog_entries": at.backlog_entries,
+        "next_hand_off_ms": at.next_hand_off_ms,
+        "behind_ms": at.behind_ms or None,
+        "mover_alive": at.mover_alive,
         "held_entries": at.entries(Role.HELD),
         "dead_letter_entries": at.entries(Role.DEAD_LETTER),
         "window_entries": at.tracked_entries(Role.WINDOW),
@@ -175,7 +176,8 @@ def status_view(at: LevelTopicStatus, undelivered: Sequence[str] = ()) -> dict[s
         "outcome_entries": at.tracked_entries(Role.OUTCOMES),
         "dispatchers": list(at.dispatchers),
         "consumers": list(at.consumers),
-        "problems": _some(_problems(at, undelivered)),
+        "problem": f"{len(problems)}: {problems[0]}" if problems else None,
+        "problems": problems,
     }
 
 
@@ -196,21 +198,7 @@ def partition_view(row: PartitionStatus, now_ms: int) -> dict[str, Any]:
     }
 
 
-def _state_view(at: LevelTopicStatus) -> dict[str, Any]:
-    return {
-        "now_ms": at.now_ms,
-        "backlog_entries": at.backlog_entries,
-        "next_hand_off_ms": at.next_hand_off_ms,
-        "behind_ms": at.behind_ms or None,
-        "mover_alive": at.mover_alive,
-    }
-
-
-def _problems(at: LevelTopicStatus, undelivered: Sequence[str]) -> list[str]:
-    return [*at.problems, *(each.says for each in at.foreign), *undelivered]
-
-
-def _some(lines: Sequence[str], most: int = 5) -> list[str]:
+def some(lines: Sequence[str], most: int = 5) -> list[str]:
     """Return the first lines, and the number of further ones."""
     if len(lines) <= most:
         return list(lines)
