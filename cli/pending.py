@@ -15,7 +15,6 @@ from delaylevel import changes
 from delaylevel.cli.views.levels import note_undelivered
 from delaylevel.cli.views.output import emit, emit_one, finish, note
 from delaylevel.cli.views.tables import Column, Kind
-from delaylevel.cli.views.terminal import cut, printable
 from delaylevel.errors import InvalidInputError, StillPendingError
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.clock import duration_ms
@@ -31,25 +30,19 @@ from .options import DURATION, DURATION_MS, TIME, Group, Settings, together
 if TYPE_CHECKING:
     from delaylevel.inspection.rows import PendingRow
 
-# The longest key and payload that leave room for the other columns of an 80-character table.
-_KEY_WIDTH = 24
-_PAYLOAD_WIDTH = 40
+# Bytes of a payload in a table: one of several MB would fill a pipe.
+_PAYLOAD_BYTES = 160
 
 
 def row_view(row: PendingRow, payload: bool, output: str) -> dict[str, Any]:
-    """Return a pending message as one row; a table has short texts, and JSON ``value_base64``."""
+    """Return a pending message as one row; its payload is text in a table, and base64 in JSON."""
     view = row._asdict()
     value: bytes | None = view.pop("value")
     view["position"] = f"{view.pop('ledger')}:{view.pop('entry')}:{view.pop('batch')}"
-    if output != "table":
-        if payload:
-            view["value_base64"] = None if value is None else base64.b64encode(value).decode()
-        return view
-    if row.key is not None:
-        view["key"] = cut(printable(row.key), _KEY_WIDTH)
-    if value is not None:
-        text = value[: 4 * _PAYLOAD_WIDTH].decode(errors="replace")
-        view["payload"] = cut(printable(text), _PAYLOAD_WIDTH)
+    if output == "table":
+        view["payload"] = value and value[:_PAYLOAD_BYTES].decode(errors="replace")
+    elif payload:
+        view["value_base64"] = None if value is None else base64.b64encode(value).decode()
     return view
 
 
