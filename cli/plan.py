@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import click
+from pydantic import ByteSize, TypeAdapter
 
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
@@ -32,16 +32,15 @@ _PLANS = (
     Column("restart_ms", "duration"),
     Column("needs_finer_level", head="FINER NEEDED"),
 )
-_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmg]i?)?b?$", re.IGNORECASE)
-_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_SIZE = TypeAdapter(ByteSize)
 
 
 def parse_size(text: str) -> int:
     """Parse a size such as ``1024``, ``1KiB`` or ``2MB``, in bytes."""
-    match = _SIZE.match(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is no size: write 1024, 1KiB or 2MB")
-    return round(float(match[1]) * _FACTORS[(match[2] or "").lower()])
+    try:
+        return int(_SIZE.validate_python(text.strip()))
+    except ValueError:
+        raise ValueError(f"{text!r} is no size: write 1024, 1KiB or 2MB") from None
 
 
 _CREATE = "delaylevel levels create TOPIC "

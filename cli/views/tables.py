@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import ByteSize
+
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.formatting import format_duration, format_instant
 from delaylevel.model.topic_name import TopicName
@@ -101,7 +103,7 @@ def _cell(value: Any, kind: Kind) -> str:
         if kind == "duration":
             return format_duration(value)
         if kind == "size":
-            return _size_text(value)
+            return ByteSize(value).human_readable(decimal=True, separator=" ")
         if kind == "number":
             return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
     if kind == "topic" and "://" in value:  # not the name of a pause
@@ -138,16 +140,6 @@ def _fitted(
         # The longest text gives way first, so that short ones stay whole.
         widths[max(longer, key=widths.__getitem__)] -= 1
     return [(column, texts, room) for (column, texts, _), room in zip(found, widths, strict=True)]
-
-
-def _size_text(size: float) -> str:
-    if size < 1000:
-        return f"{size:.0f} B"
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 1000:
-            return f"{size:,.1f} {unit}"
-    return f"{size / 1000:,.1f} TB"
 
 
 def count(messages: float, exact: bool) -> str:
