@@ -23,7 +23,7 @@ from delaylevel.cli.views.levels import (
     some,
     status_view,
 )
-from delaylevel.cli.views.output import emit, emit_one, note
+from delaylevel.cli.views.output import emit, emit_one, note, note_legend
 from delaylevel.cli.views.tables import Column
 from delaylevel.cli.views.terminal import width_of
 from delaylevel.errors import InvalidInputError
@@ -434,11 +434,11 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
     with settings.admin() as admin:
         found = topics.list_level_topics(admin, namespace)
         rows = [list_view(admin, item, now_ms) for item in found]
-    empty = f"No level topics in {namespace}."
-    emit(rows, LIST, output, empty=empty, legend=LIST_LEGEND)
-    problems = problem_lines(rows, width_of(sys.stdout))
-    if problems and output == "table":
-        click.echo(problems)
+    emit(rows, LIST, output, empty=f"No level topics in {namespace}.")
+    if output == "table" and rows:
+        note_legend(LIST_LEGEND)
+        if problems := problem_lines(rows, width_of(sys.stdout)):
+            click.echo(problems)
 
 
 @options.topic_command(
@@ -461,7 +461,8 @@ def describe(settings: Settings, topic: str, output: str) -> None:
     if output == "jsonl":
         emit(rows, PARTITIONS, output)
         return
-    emit_one({**state, "problems": some(state["problems"])}, DESCRIBE, output, legend=LEGEND)
+    emit_one({**state, "problems": some(state["problems"])}, DESCRIBE, output)
+    note_legend(LEGEND)
     shown = [row for row in rows if row["backlog_entries"]]
     if shown:
         click.echo()

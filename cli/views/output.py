@@ -24,9 +24,8 @@ def emit(
     output: str = "table",
     *,
     empty: str = "Nothing to show.",
-    legend: str = "",
 ) -> None:
-    """Print rows on stdout, those before an error too; a legend and what is cut are for terminals.
+    """Print rows on stdout, those before an error too; only a terminal gets a table that is cut.
 
     For a table without rows, print ``empty`` on stderr instead.
     """
@@ -39,30 +38,29 @@ def emit(
         for row in rows:
             listed.append(row)
     except BaseException:
+        # What a failing command has done already must not be unknown.
         if listed:
-            emit(listed, columns, output, legend=legend)
+            emit(listed, columns, output)
         raise
     if output == "json":
         click.echo(json.dumps(listed, indent=2))
     elif not listed:
         note(empty)
     else:
-        _print(render(listed, columns, width_of(sys.stdout)), legend)
+        click.echo(render(listed, columns, width_of(sys.stdout)))
 
 
-def emit_one(
-    item: Mapping[str, Any], columns: Sequence[Column], output: str = "table", *, legend: str = ""
-) -> None:
+def emit_one(item: Mapping[str, Any], columns: Sequence[Column], output: str = "table") -> None:
     """Print one item on stdout; see `emit`."""
     if output in ("json", "jsonl"):
         click.echo(json.dumps(item, indent=2 if output == "json" else None))
     else:
-        _print(render_one(item, columns, width_of(sys.stdout)), legend)
+        click.echo(render_one(item, columns, width_of(sys.stdout)))
 
 
-def _print(text: str, legend: str) -> None:
-    click.echo(text)
-    if legend and sys.stdout.isatty():  # for people who read it there
+def note_legend(legend: str) -> None:
+    """Explain a table on stderr to people who read it on a terminal."""
+    if sys.stdout.isatty():
         note(legend)
 
 
