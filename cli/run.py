@@ -88,7 +88,7 @@ def serve(
     from delaylevel.cluster.rest.admin import Admin
     from delaylevel.dispatcher import DispatchSettings
     from delaylevel.dispatcher.processes import Processes, tune_interpreter
-    from delaylevel.run.service import LocalService, ServiceCollector, further_process
+    from delaylevel.run.service import LocalService, further_process, reporters_of
 
     connection = program.reachable()
     settings = DispatchSettings(
@@ -126,9 +126,7 @@ def serve(
             actions = ServiceActions.connect(
                 connection, admin, lambda: service.descriptions, logger
             )
-            served = prometheus.serve(
-                ServiceCollector(service), metrics_port, metrics_address, actions
-            )
+            served = prometheus.serve(reporters_of(service), metrics_port, metrics_address, actions)
             for line in addresses(metrics_address, stack.enter_context(served)):
                 note(line)
         start = starting(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from delaylevel.errors import from_extra
@@ -27,16 +27,19 @@ class Collector(Protocol):
 
 @contextlib.contextmanager
 def serve(
-    collector: Collector, port: int, address: str = "127.0.0.1", actions: Actions | None = None
+    collector: Collector | Sequence[Collector],
+    port: int,
+    address: str = "127.0.0.1",
+    actions: Actions | None = None,
 ) -> Iterator[int]:
     """Serve ``/metrics``, probes and a status page while the block runs.
 
-    If the collector has reporters (see `delaylevel.web.reports`), probes, status page and live
-    queries are about them. If other machines can reach the address, live queries and the status
+    Probes, status page and live queries are about the collectors that are reporters, too (see
+    `delaylevel.web.reports`). If other machines can reach the address, live queries and the status
     page need the token in the environment variable ``DELAYLEVEL_LIVE_TOKEN``.
 
     Args:
-        collector: the source of the metrics.
+        collector: the source of the metrics, or several.
         port: the TCP port; 0 for any free port.
         address: the address of the interface to listen on.
         actions: what a person with the token in ``DELAYLEVEL_ACTION_TOKEN`` may change.
@@ -56,8 +59,10 @@ def serve(
     from delaylevel.web.server import HttpServer
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    reporters = tuple(getattr(collector, "reporters", ()))
+    collectors = collector if isinstance(collector, Sequence) else (collector,)
+    for each in collectors:
+        registry.register(each)
+    reporters: list[Any] = [each for each in collectors if hasattr(each, "ready")]
     token, action_token = tokens(os.environ)
 
     def metrics(accept: str) -> LiveAnswer:

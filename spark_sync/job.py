@@ -50,7 +50,6 @@ from delaylevel.mover.service import MoverStats, check_movable
 from delaylevel.prometheus import serve
 from delaylevel.topics.roster import Roster, RosterReporter
 from delaylevel.topics.status import StatusCache, reported
-from delaylevel.web.reports import Collectors
 
 from .arrow_rows import SCHEMA
 from .driver import LOCK_TIMEOUT_S
@@ -427,7 +426,7 @@ class SparkSyncJob:
             if self._settings.metrics_port is not None:
                 port, address = self._settings.metrics_port, self._settings.metrics_address
                 untold = RosterReporter(self._roster, "Start the job again then.")
-                collectors = Collectors(MoverReporter(movers), untold)
+                collectors = MoverReporter(movers), untold
                 served = stack.enter_context(serve(collectors, port, address))
                 self.http_address = address, served
             spark.streams.addListener(movers)

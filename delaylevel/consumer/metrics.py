@@ -43,7 +43,6 @@ class ListenerCollector(Reporter):
 
     def __init__(self, app: ReportingApp) -> None:
         self._app = app
-        self.reporters = (self,)
 
     def collect(self) -> Iterator[Any]:
         """Yield every metric family."""

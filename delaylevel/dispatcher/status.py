@@ -132,7 +132,6 @@ class DispatchReporter:
         self._dispatcher = dispatcher
         self._clock = clock or SystemClock()
         self._members = StatusCache(lambda described: dispatcher.member_stats(described))
-        self.reporters = (self,)  # a collector without other ones
 
     def collect(self) -> Iterator[Any]:
         """Yield every series, in the form that ``prometheus_client`` expects."""

@@ -45,7 +45,6 @@ class MoverReporter(Reporter):
         self._movers = movers
         self._is_reported = is_reported
         self._members = movers.members
-        self.reporters = (self,)
 
     def ready(self) -> Sequence[ProbeCheck]:
         checks = []

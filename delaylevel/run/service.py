@@ -26,7 +26,7 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mov
 from delaylevel.mover.reporting import MoverReporter, lock_check
 from delaylevel.mover.service import MoverService, check_movable
 from delaylevel.topics import roster
-from delaylevel.web.reports import Collectors, ProbeCheck, Reporter
+from delaylevel.web.reports import ProbeCheck, Reporter
 
 log = logging.getLogger(__name__)
 
@@ -209,15 +209,14 @@ class LocalService:
         return self.dispatcher
 
 
-class ServiceCollector(Collectors):
-    """Collectors and reporters of a service: of its movers, dispatchers and level topics."""
-
-    def __init__(self, service: LocalService) -> None:
-        super().__init__(
-            *([MoverReporter(service.movers, service.is_dispatched)] if service.moves else ()),
-            *([DispatchReporter(service.dispatcher)] if service.dispatcher else ()),
-            roster.RosterReporter(service.roster),
-        )
+def reporters_of(service: LocalService) -> list[Any]:
+    """Return the reporters of a service, which collect its metrics, too."""
+    found: list[Any] = [roster.RosterReporter(service.roster)]
+    if service.dispatcher is not None:
+        found.insert(0, DispatchReporter(service.dispatcher))
+    if service.moves:
+        found.insert(0, MoverReporter(service.movers, service.is_dispatched))
+    return found
 
 
 def further_process(
@@ -246,4 +245,4 @@ def further_process(
         namespace=namespace,
         moves=False,
     )
-    return service, ServiceCollector(service).reporters
+    return service, reporters_of(service)

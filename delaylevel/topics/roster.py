@@ -338,7 +338,6 @@ class RosterReporter(Reporter):
     ) -> None:
         self._roster = roster
         self._remedy = remedy
-        self.reporters = (self,)
 
     def ready(self) -> Sequence[ProbeCheck]:
         # Anybody may create one in a namespace: it does not end the readiness for the others.

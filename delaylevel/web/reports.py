@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -109,7 +109,7 @@ class LiveAnswer(NamedTuple):
 
 
 class Reporter(Protocol):
-    """A part of a process that reports its state. Several threads call it at the same time."""
+    """A part of a process that reports its state, and collects metrics; several threads call it."""
 
     def alive(self) -> Sequence[ProbeCheck]:
         """Return the conditions without which the process should be restarted."""
@@ -130,21 +130,6 @@ class Reporter(Protocol):
     def served_at(self, url: str) -> None:
         """Take note of the address at which the process answers."""
         return
-
-
-class Collectors:
-    """Several collectors of series as one, with the reporters of all."""
-
-    def __init__(self, *collectors: Any) -> None:
-        self._collectors = collectors
-        self.reporters: tuple[Reporter, ...] = tuple(
-            reporter for each in collectors for reporter in each.reporters
-        )
-
-    def collect(self) -> Iterator[Any]:
-        """Yield every series."""
-        for each in self._collectors:
-            yield from each.collect()
 
 
 class ActionTopic(NamedTuple):

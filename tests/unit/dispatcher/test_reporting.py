@@ -21,7 +21,7 @@ from delaylevel.dispatcher.status import DispatchReporter, problems
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription, Pauses
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.run.service import ServiceCollector
+from delaylevel.run.service import reporters_of
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.registry import create
 from delaylevel.topics.status import status
@@ -147,14 +147,13 @@ def test_a_process_tells_once_which_level_topics_are_not_served(dispatcher: Disp
     refused = {"invoices": "it does not exist", "found": "it has format 2"}
     roster = SimpleNamespace(refused=refused, names=("invoices", "orders"))
     service: Any = SimpleNamespace(moves=False, dispatcher=dispatcher, roster=roster)
-    collector = ServiceCollector(service)
-    _, reporter = collector.reporters
+    _, reporter = reporters_of(service)
     # One that was found in the namespace does not end the readiness for the others.
     checks = {check.name: check.ok for check in reporter.ready()}
     assert checks == {"level topic invoices": False, "level topic found": True}
     page = status_page(reporter.status(), reporter.ready())
     assert all(f"It is not served: {reason}" in page for reason in refused.values())
-    series = {family.name: family for family in collector.collect()}
+    series = {family.name: family for family in reporter.collect()}
     named = {one.labels["level_topic"] for one in series["delaylevel_process_refused"].samples}
     assert named == set(refused)
 

@@ -89,7 +89,7 @@ def test_the_section_has_state_and_problems() -> None:
 
 
 def test_movers_have_no_window_to_ask() -> None:
-    (found,) = MoverReporter(movers(MOVING)).reporters
+    found = MoverReporter(movers(MOVING))
     assert (found.answer("pending", {}), found.alive()) == (None, ())
 
 

@@ -308,8 +308,7 @@ def test_other_queries_are_ignored(movers: Movers) -> None:
 
 def test_a_job_is_reported_as_a_mover(movers: Movers) -> None:
     pytest.importorskip("prometheus_client")
-    collector = MoverReporter(movers)
-    (reporter,) = collector.reporters
+    reporter = MoverReporter(movers)
     assert not reporter.ready()[0].ok
     movers.end(1, 7, reports=[json.dumps({TOPIC: COUNTS})])
     assert all(check.ok for check in reporter.ready())
@@ -319,7 +318,7 @@ def test_a_job_is_reported_as_a_mover(movers: Movers) -> None:
     assert served.problems[0].problem == "The mover fails: the query failed: no answer"
     found = {
         (sample.name, sample.labels.get("became", "")): sample.value
-        for family in collector.collect()
+        for family in reporter.collect()
         for sample in family.samples
     }
     assert found["delaylevel_mover_messages_total", "parked"] == 3

@@ -30,7 +30,6 @@ class Reporting:
         self.asked: list[tuple[str, Mapping[str, str]]] = []
         self.wait = threading.Event()
         self.wait.set()
-        self.reporters = (self,)
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import GaugeMetricFamily
