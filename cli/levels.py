@@ -245,6 +245,7 @@ def delete(settings: Settings, topic: str, discard: int | None, output: str) -> 
     are pending or clients are connected. `delaylevel levels drain` hands off what is pending.
     """
     with (
+        # What a creation left behind that was killed can be deleted, too.
         settings.level_topic(topic, unfinished=True) as (admin, described),
         settings.client() as client,
     ):

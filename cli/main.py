@@ -60,6 +60,7 @@ def translate(error: BaseException) -> click.ClickException | None:
     text = str(error) or type(error).__name__
     if isinstance(error, BrokerUnreachableError):
         return NotReached(text + _NOT_REACHED)
+    # A ClientError itself has only the name of the client's error, which is looked at below.
     if isinstance(error, DelayLevelError) and type(error) is not ClientError:
         wrong = isinstance(error, InvalidInputError)
         # What the broker refuses, or cannot store, is no wrong usage.

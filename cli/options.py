@@ -248,6 +248,7 @@ def topic_command(
     def add(function: Callable[..., Any]) -> click.Command:
         function = click.argument("topic")(pass_settings(function))
         command = group.command(name)(output(function) if prints else function)
+        # click lists decorators from the outermost one on, but -o is the last option of every help.
         command.params.sort(key=lambda param: param.name == "output")
         return examples(*lines)(command)
 

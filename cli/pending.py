@@ -135,6 +135,7 @@ def _query(
     chosen = {"target": target, "slack_ms": slack_ms, "live": live, "live_token": token}
     with settings.inspector(topic, **chosen) as look:
         yield look, selection
+        # Notes follow the rows, so that the last lines on a terminal say what to do.
         refusals = {} if look.live is None else look.live.refusals
         for address, reason in refusals.items():
             where = f"the dispatcher at {address}" if address else "the dispatchers"

@@ -94,7 +94,7 @@ def serve(
     settings = DispatchSettings(
         directory=spill_dir or Path(platformdirs.user_state_dir("delaylevel")) / "dispatch",
         memory_bytes=memory << 20,
-        remember=remember + remember % 2,
+        remember=remember + remember % 2,  # for two generations of equal size
         **fields,
     )
     tune_interpreter()
@@ -282,6 +282,7 @@ class ServiceProgress:
         self._ready = ready
         self._states: dict[str, tuple[str, str]] = {}
         self._told: list[str] = []
+        # A log is kept, so it gets fewer lines.
         self._every_s = _TERMINAL_EVERY_S if sys.stderr.isatty() else _LOG_EVERY_S
         self._line_s = time.monotonic() + self._every_s
 
@@ -298,6 +299,7 @@ class ServiceProgress:
                 continue
             if stats.state == "standby":
                 note(f"{topic}: on standby, {stats.holder or 'another mover'} moves its messages")
+            # The log has each failure, and a pass that succeeds again is nothing new.
             elif stats.state == "moving" and before != "failing":
                 note(f"{topic}: moving its messages")
         now_s = time.monotonic()

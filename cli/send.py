@@ -223,6 +223,7 @@ class _Sending:
 
         try:
             producer = self._producer(row["target"], message.schema)
+            # Only a single message waits for its receipt; lines are sent in batches.
             single = due_ms is not None and message.line is None
             if single and (message.replace or producer.description.cancellable):
                 receipt = producer.schedule(message.body, **arguments, replace=message.replace)

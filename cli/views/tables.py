@@ -126,6 +126,7 @@ def _fitted(
     def excess(widths: Iterable[int]) -> int:
         return sum(widths) + _GAP * (len(found) - 1) - width
 
+    # Few whole columns tell more than many stumps.
     while excess(floor(*one, _COMFORTABLE) for one in found) > 0:
         ranked = [one for one in reversed(found) if one[0].rank]
         if not ranked:

@@ -166,7 +166,7 @@ def examine(
         yield found
         yield run("clock", connection.admin_url, checks.clock, cluster)
         if found.problems and topic is None:
-            return
+            return  # the level topics of the namespace cannot be listed; one that is named can
         descriptions: list[LevelTopicDescription] = []
         find = partial(_level_topics, topic, namespace, descriptions)
         yield run("level topic", topic or namespace, find, cluster)

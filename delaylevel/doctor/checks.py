@@ -472,6 +472,7 @@ def subscriptions(context: LevelTopicContext) -> Found:
     """Check that every partition has the durable subscription that keeps its data."""
     missing = {member.topic for member, found in context.metadata.items() if found is None}
     for line in context.status.problems:
+        # The check of partitions tells of a topic that is missing as a whole.
         if not any(line.startswith(f"{name}-partition-") for name in missing):
             yield Problem(line, f"`{context.description.creation_command()}`")
 
@@ -687,6 +688,7 @@ def dispatcher(context: LevelTopicContext) -> Found:
     remedy = f"`delaylevel {command} {shell(description.topic)}`"
     idle = list(_unattended("dispatcher", at.rows(Role.WINDOW), remedy))
     yield from idle
+    # One that is connected to every partition may still hang, or wait for a target.
     if not idle and (stale := missing_dispatcher(at, description.topic)):
         yield Warned(stale.says, stale.remedy)
 
@@ -734,6 +736,7 @@ def producer_clocks(context: LevelTopicContext) -> Found:
     topics = [row.topic for row in context.status.partitions if row.backlog_entries]
 
     def first_ahead(topic: str) -> object:
+        # A binary search of the broker: there is a position if something is younger than that.
         until_ms = context.cluster.clock.now_ms() + slack_ms
         return context.admin.message_id_at(TopicName.parse(topic), until_ms + 1)
 

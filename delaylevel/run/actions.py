@@ -156,6 +156,7 @@ class ServiceActions:
                 selection = Selection(id=named.get("id"), key=named.get("key"))
                 rows = changes.pending_rows(look, selection)
                 chosen, held = changes.receipts_of(look.description, rows)
+                # A held copy cannot be changed, so a person decides about the other one.
                 if action == "find" or len(chosen) != 1 or held:
                     return _choice(action, look.description, rows)
             change = changes.cancel if action == "cancel" else changes.fire

@@ -181,7 +181,7 @@ class LocalService:
             )
         if not self.moves:
             check_dispatched(description)
-        elif named:
+        elif named:  # of a whole namespace, what a Function moves is served in part
             check_movable(description)
         descriptions = None
         if description.final_window is FinalWindow.TRACKER:
