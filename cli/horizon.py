@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -52,25 +53,19 @@ def horizon_text(found: Horizon, width: int) -> str:
         sections.append(render(rows, columns, width=width))
     # The first period begins now, and may be shorter than the others.
     if len(found.profile) > 1:
-        columns = [Column("due_from", head="DUE FROM (UTC)"), Column("messages", "number")]
-        rows = [
-            {
-                "due_from": "now"
-                if row.from_ms == found.now_ms
-                else bucket_label(row.from_ms, found.bucket_ms),
-                "messages": count(row.messages, found.exact),
-            }
-            for row in found.profile
-        ]
-        sections.append(render(rows, columns))
+        labels = {row.from_ms: bucket_label(row.from_ms, found.bucket_ms) for row in found.profile}
+        labels[found.now_ms] = "now"
+        profile = [(labels[row.from_ms], row.messages) for row in found.profile]
+        sections.append(_counts(found, Column("name", head="DUE FROM (UTC)"), profile, width))
     if len(found.targets) > 1:
-        columns = [Column("target", "topic", head="FOR"), Column("messages", "number")]
-        rows = [
-            {"target": name, "messages": count(messages, found.exact)}
-            for name, messages in sorted(found.targets.items(), key=lambda pair: -pair[1])
-        ]
-        sections.append(render(rows, columns, width=width))
+        largest = sorted(found.targets.items(), key=lambda pair: -pair[1])
+        sections.append(_counts(found, Column("name", "topic", head="FOR"), largest, width))
     return "\n\n".join(sections)
+
+
+def _counts(found: Horizon, column: Column, counts: Iterable[tuple[str, float]], width: int) -> str:
+    rows = [{"name": name, "messages": count(messages, found.exact)} for name, messages in counts]
+    return render(rows, (column, Column("messages", "number")), width)
 
 
 def _summary(found: Horizon) -> str:
