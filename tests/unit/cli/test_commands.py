@@ -123,8 +123,7 @@ def test_failures_come_before_warnings_and_what_is_fine_is_only_counted(
 def test_a_warning_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     done = run(monkeypatch, [OK, WARNING, SKIPPED])
     assert done.exit_code == 0, done.output
-    for text in ("No check failed.", "Warnings: broker faults.", "Not checked: disk."):
-        assert text in done.stderr
+    assert "No check failed." in done.stderr
     # Neither a possible problem nor an unknown one is well.
     for findings, well in (([OK], True), ([OK, WARNING], False), ([OK, SKIPPED], False)):
         assert ("All is well." in run(monkeypatch, findings).stderr) == well
