@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from delaylevel.cli.views.output import Progress
+from delaylevel.cli.views.output import progress
 from delaylevel.cluster import logs
 from delaylevel.cluster.connection.settings import Connection, require_reachable
 from delaylevel.model.clock import duration_ms, instant_ms
@@ -106,7 +106,7 @@ class Settings:
         """Open an `Inspector`, which shows its progress, if the broker answers."""
         from delaylevel.inspection import Inspector
 
-        chosen |= {"client_options": {"logger": self.client_logger()}, "tell": Progress().update}
+        chosen |= {"client_options": {"logger": self.client_logger()}, "tell": progress()}
         return Inspector.connect(self.reachable(), topic, **chosen)
 
     def admin(self) -> Admin:

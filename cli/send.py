@@ -15,7 +15,7 @@ import click
 
 from delaylevel import changes
 from delaylevel.cli.views.levels import note_undelivered, note_unsubscribed
-from delaylevel.cli.views.output import Progress, emit, emit_one, note
+from delaylevel.cli.views.output import emit, emit_one, note, progress
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.failures import close_quietly, is_ok
 from delaylevel.cluster.schemas import find
@@ -137,14 +137,14 @@ def send(
         client = settings.producer_client()
         stack.callback(close_quietly, client, "client")
         sending = _Sending(stack, client, topic, place)
-        progress = Progress(f"Sending to {topic}")
+        tell = progress(f"Sending to {topic}")
         try:
             for message in messages:
                 if isinstance(message, Outgoing):
                     sending.send(message)
                 else:
                     sending.rows.append(message)
-                progress.update(1)
+                tell(1)
         except KeyboardInterrupt:
             note("Interrupted: lines after the last row are not sent.")
             sending.interrupted = True

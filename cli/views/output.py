@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -71,21 +71,19 @@ def note(message: str) -> None:
         click.echo("\n".join(wrapped(line, width) for line in message.splitlines()), err=True)
 
 
-class Progress:
-    """The progress of a task with many messages: a line now and then."""
+def progress(label: str = "Reading") -> Callable[[int], None]:
+    """Return a function that takes numbers of done messages, and prints a line now and then."""
+    done, line_s = 0, time.monotonic()
 
-    def __init__(self, label: str = "Reading") -> None:
-        self._label = label
-        self._done = 0
-        self._line_s = time.monotonic()
-
-    def update(self, messages: int) -> None:
-        """Add a number of messages that are done."""
-        self._done += messages
+    def update(messages: int) -> None:
+        nonlocal done, line_s
+        done += messages
         now_s = time.monotonic()
-        if now_s - self._line_s >= LINE_EVERY_S:
-            self._line_s = now_s
-            note(f"{self._label}: {self._done:,} messages so far.")
+        if now_s - line_s >= LINE_EVERY_S:
+            line_s = now_s
+            note(f"{label}: {done:,} messages so far.")
+
+    return update
 
 
 def finish(

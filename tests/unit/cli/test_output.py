@@ -19,7 +19,7 @@ from delaylevel.cli import run
 from delaylevel.cli.options import TIME, parse_time_ms
 from delaylevel.cli.run import progress_lines, serving_lines, starting
 from delaylevel.cli.views import output
-from delaylevel.cli.views.output import Progress, emit, finish
+from delaylevel.cli.views.output import emit, finish, progress
 from delaylevel.cli.views.tables import Column, render
 from delaylevel.cli.views.terminal import cells, cut, printable, wrapped
 from delaylevel.dispatcher.assignment import ServedGroup
@@ -195,9 +195,9 @@ def test_a_task_that_takes_long_says_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], every_s: float
 ) -> None:
     monkeypatch.setattr(output, "LINE_EVERY_S", every_s)
-    progress = Progress()
-    progress.update(2000)
-    progress.update(500)
+    tell = progress()
+    tell(2000)
+    tell(500)
     said = ["Reading: 2,000 messages so far.", "Reading: 2,500 messages so far."]
     assert capsys.readouterr().err.splitlines() == (said if every_s == 0 else [])
 
