@@ -38,11 +38,9 @@ from .rows import (
 #: Maximum number of rows in a chunk; the lengths of its planes are stored in 16 bits.
 CHUNK_ROWS = 8192
 
-_HEADER = struct.Struct("<I8q")
+_HEADER = struct.Struct("<I9q?")
 _PLANE = struct.Struct("<BH")
-_FIRST = struct.Struct("<q")
 _CONSTANT, _PACKED, _RAW = 0, 1, 2
-_SPREAD, _STEADY = b"\0", b"\1"
 
 
 class ChunkInfo(NamedTuple):
@@ -57,6 +55,8 @@ class ChunkInfo(NamedTuple):
     first_entry: int
     last_ledger: int
     last_entry: int
+    first_offset: int  # of the due time at the first position
+    steady: bool  # True if the due times are stored as differences
 
 
 def chunk_info(chunk: bytes) -> ChunkInfo:
@@ -100,33 +100,24 @@ class ChunkCodec:
         change = np.flatnonzero(step)
         gap[change] = entry[change]
         positions = [int(column[at]) for at in (least, 0, -1) for column in (ledger, entry)]
-        parts = [_HEADER.pack(due.size, min_due, int(due.max()), *positions)]
-        self._encode_due((due - min_due) >> self._shift, parts)
-        self._encode_column(step, parts)
-        self._encode_column(gap, parts)
-        return b"".join(parts)
-
-    def _encode_due(self, offset: Int64s, parts: list[bytes]) -> None:
-        """Encode differences if many are zero or none is negative, otherwise plain offsets."""
+        offset = (due - min_due) >> self._shift
+        first = int(offset[0])
         change = _differences(offset)
-        steady = offset.size - np.count_nonzero(change) > offset.size // 4 or change.min() >= 0
-        parts.append(_STEADY if steady else _SPREAD)
+        # Differences are smaller if many are zero or none is negative.
+        steady = due.size - np.count_nonzero(change) > due.size // 4 or bool(change.min() >= 0)
         if steady:
             # Zigzag encoding: small differences of either sign become small positive numbers.
-            parts.append(_FIRST.pack(int(offset[0])))
             offset = (change << 1) ^ (change >> 63)
-        self._encode_column(offset, parts)
+        parts = [_HEADER.pack(due.size, min_due, int(due.max()), *positions, first, steady)]
+        for column in (offset, step, gap):
+            self._encode_column(column, parts)
+        return b"".join(parts)
 
     def _decode_due(self, chunk: bytes, info: ChunkInfo) -> tuple[Int64s, int]:
-        at = _HEADER.size
-        steady = chunk[at : at + 1] == _STEADY
-        if not steady:
-            offset, at = self._decode_column(chunk, at + 1, info.rows)
-        else:
-            change, end = self._decode_column(chunk, at + 1 + _FIRST.size, info.rows)
-            offset = ((change >> 1) ^ -(change & 1)).cumsum()
-            offset += _FIRST.unpack_from(chunk, at + 1)[0]
-            at = end
+        offset, at = self._decode_column(chunk, _HEADER.size, info.rows)
+        if info.steady:
+            offset = ((offset >> 1) ^ -(offset & 1)).cumsum()
+            offset += info.first_offset
         offset <<= self._shift
         offset += info.min_due
         return offset, at
@@ -140,16 +131,15 @@ class ChunkCodec:
         planes = column.astype(f"<u{wide}").view(np.uint8).reshape(-1, wide)
         for index in range(width):
             plane = np.ascontiguousarray(planes[:, index])
+            # Most planes are constant or incompressible, and those are decoded faster as they are.
             if bool((plane == plane[0]).all()):
                 parts.append(_PLANE.pack(_CONSTANT, int(plane[0])))
                 continue
             data = self._compress(plane.tobytes())
             if len(data) < plane.size:
-                parts.append(_PLANE.pack(_PACKED, len(data)))
-                parts.append(data)
+                parts += _PLANE.pack(_PACKED, len(data)), data
             else:
-                parts.append(_PLANE.pack(_RAW, plane.size))
-                parts.append(plane.tobytes())
+                parts += _PLANE.pack(_RAW, plane.size), plane.tobytes()
 
     def decode(self, chunk: bytes) -> Rows:
         """Return the rows of a chunk in the order of their positions, shape (3, n)."""
@@ -186,8 +176,7 @@ class ChunkCodec:
             kind, length = _PLANE.unpack_from(chunk, at)
             at += _PLANE.size
             if kind == _CONSTANT:
-                if length:
-                    column |= length << (8 * index)
+                column |= length << (8 * index)
                 continue
             data: bytes | memoryview = memoryview(chunk)[at : at + length]
             at += length
@@ -217,23 +206,19 @@ _SPLIT_PARTS = 4
 #: ``_LOOSE_SHARE`` of all rows.
 _LOOSE_ROWS = 49_152
 _LOOSE_SHARE = 200
-#: Size of the blocks of a tail. All have one size and are reused, because growing arrays would
-#: fragment the heap.
-_BLOCK_ROWS = 256
 _LOWEST_DUE = -(1 << 63)
 
 
 class TimeBucket:
     """Chunks, and a tail of rows that do not fill a chunk yet."""
 
-    __slots__ = ("blocks", "check_at", "chunks", "low", "packed", "tail_due", "tail_rows")
+    __slots__ = ("check_at", "chunks", "low", "packed", "tail", "tail_due")
 
     def __init__(self, low: int) -> None:
         self.low = low  # lowest due time of the range, ms
         self.chunks: list[bytes] = []  # in the order of their keys
         self.packed = 0  # rows in chunks
-        self.blocks: list[Rows] = []  # the tail, of equal size; every block but the last is full
-        self.tail_rows = 0
+        self.tail = empty_rows()
         self.tail_due = 0  # the earliest due time in the tail
         self.check_at = SPLIT_ROWS  # number of packed rows at which a split is tried
 
@@ -241,12 +226,6 @@ class TimeBucket:
         """Add a chunk."""
         self.packed += chunk_info(chunk).rows
         insort(self.chunks, chunk, key=chunk_key)
-
-    def tail(self) -> Rows:
-        """Return the rows of the tail."""
-        if not self.tail_rows:
-            return empty_rows()
-        return np.concatenate(self.blocks, axis=1)[:, : self.tail_rows]
 
 
 class BucketStore:
@@ -260,7 +239,6 @@ class BucketStore:
         self._step = 1 << shift
         self._buckets = [TimeBucket(_LOWEST_DUE)]
         self._index_buckets()
-        self._spare: list[Rows] = []  # unused blocks
         self._loose = 0  # rows in all tails
         self.rows = 0
 
@@ -275,11 +253,11 @@ class BucketStore:
     def bound(self) -> Key | None:
         """Return a lower bound of all keys, with the exact due time; None without rows."""
         for index, bucket in enumerate(self._buckets):
-            if bucket.packed or bucket.tail_rows:
+            if bucket.packed or bucket.tail.size:
                 if index:
                     self._drop_before(index)
                 key = chunk_key(bucket.chunks[0]) if bucket.packed else None
-                if bucket.tail_rows and (key is None or bucket.tail_due <= key[0]):
+                if bucket.tail.size and (key is None or bucket.tail_due <= key[0]):
                     return bucket.tail_due, -1, -1
                 return key
         return None
@@ -294,12 +272,11 @@ class BucketStore:
         bucket = self._buckets[0]
         parts: list[Rows] = []
         loaded = 0
-        if bucket.tail_rows and bucket.tail_due <= until_due:
-            tail = bucket.tail()
-            near = tail[DUE] <= until_due
-            parts.append(tail[:, near])
+        if bucket.tail.size and bucket.tail_due <= until_due:
+            near = bucket.tail[DUE] <= until_due
+            parts.append(bucket.tail[:, near])
             loaded = parts[0].shape[1]
-            self._replace_tail(bucket, tail[:, ~near])
+            self._set_tail(bucket, bucket.tail[:, ~near])
         count = 0
         for chunk in bucket.chunks:
             if chunk_info(chunk).min_due > until_due or loaded >= limit:
@@ -317,10 +294,10 @@ class BucketStore:
         """Remove one row; return False if there is none. Decode only chunks that may contain it."""
         due, ledger, entry = key
         bucket = self._buckets[int(self._bucket_indices(due))]
-        tail = bucket.tail()
+        tail = bucket.tail
         hit = (tail[DUE] == due) & (tail[LEDGER] == ledger) & (tail[ENTRY] == entry)
         if hit.any():
-            self._replace_tail(bucket, np.delete(tail, int(hit.argmax()), axis=1))
+            self._set_tail(bucket, np.delete(tail, int(hit.argmax()), axis=1))
             self.rows -= 1
             return True
         for index, chunk in enumerate(bucket.chunks):
@@ -347,7 +324,7 @@ class BucketStore:
             default=None,
         )
         for bucket in self._buckets:
-            tail = first_position(bucket.tail())
+            tail = first_position(bucket.tail)
             if tail is not None and (low is None or tail < low):
                 low = tail
         return low
@@ -355,7 +332,7 @@ class BucketStore:
     def count_into(self, edges: Int64s, counts: Int64s) -> None:
         """Add to ``counts[i]``, of k + 1, the number of rows due in [edges[i - 1], edges[i])."""
         for bucket in self._buckets:
-            tail = edges.searchsorted(bucket.tail()[DUE], side="right")
+            tail = edges.searchsorted(bucket.tail[DUE], side="right")
             counts += np.bincount(tail, minlength=counts.size)
             for chunk in bucket.chunks:
                 info = chunk_info(chunk)
@@ -389,56 +366,27 @@ class BucketStore:
         return self._lows.searchsorted(due, side="right") - 1
 
     def _append(self, bucket: TimeBucket, rows: Rows) -> None:
-        """Add rows to the tail of a bucket; seal every full chunk."""
-        n = rows.shape[1]
-        at = 0
-        while at < n:
-            if bucket.tail_rows == 0 and n - at >= CHUNK_ROWS:
-                bucket.push(self._codec.encode(rows[:, at : at + CHUNK_ROWS]))
-                at += CHUNK_ROWS
-                continue
-            part = rows[:, at : at + CHUNK_ROWS - bucket.tail_rows]
-            at += part.shape[1]
-            least = int(part[DUE].min())
-            bucket.tail_due = min(bucket.tail_due, least) if bucket.tail_rows else least
-            self._loose += part.shape[1]
-            while part.shape[1]:
-                used = bucket.tail_rows % _BLOCK_ROWS
-                if not used:
-                    bucket.blocks.append(
-                        self._spare.pop() if self._spare else np.empty((3, _BLOCK_ROWS), np.int64)
-                    )
-                some = part[:, : _BLOCK_ROWS - used]
-                bucket.blocks[-1][:, used : used + some.shape[1]] = some
-                bucket.tail_rows += some.shape[1]
-                part = part[:, some.shape[1] :]
-            if bucket.tail_rows == CHUNK_ROWS:
-                self._seal(bucket)
+        """Add rows to the tail of a bucket; pack every full chunk."""
+        rows = np.concatenate((bucket.tail, rows), axis=1)
+        full = rows.shape[1] // CHUNK_ROWS * CHUNK_ROWS
+        for at in range(0, full, CHUNK_ROWS):
+            bucket.push(self._codec.encode(rows[:, at : at + CHUNK_ROWS]))
+        self._set_tail(bucket, rows[:, full:].copy() if full else rows)
 
-    def _seal(self, bucket: TimeBucket) -> None:
-        """Pack the tail of a bucket into a chunk."""
-        tail = bucket.tail()
-        self._clear_tail(bucket)
-        bucket.push(self._codec.encode(tail))
-
-    def _clear_tail(self, bucket: TimeBucket) -> None:
-        self._loose -= bucket.tail_rows
-        self._spare += bucket.blocks
-        bucket.blocks = []
-        bucket.tail_rows = 0
-
-    def _replace_tail(self, bucket: TimeBucket, rows: Rows) -> None:
-        self._clear_tail(bucket)
-        self._append(bucket, rows)
+    def _set_tail(self, bucket: TimeBucket, rows: Rows) -> None:
+        self._loose += rows.shape[1] - bucket.tail.shape[1]
+        bucket.tail = rows
+        bucket.tail_due = int(rows[DUE].min()) if rows.size else 0
 
     def _limit_loose(self) -> None:
         """Pack the largest tails, half of the loose rows at a time, if there are too many."""
         while self._loose > max(_LOOSE_ROWS, self.rows // _LOOSE_SHARE):
             target = self._loose // 2
-            for bucket in sorted(self._buckets, key=lambda b: b.tail_rows, reverse=True):
+            for bucket in sorted(self._buckets, key=lambda b: b.tail.size, reverse=True):
                 if self._loose <= target:
                     break
-                self._seal(bucket)
+                bucket.push(self._codec.encode(bucket.tail))
+                self._set_tail(bucket, empty_rows())
 
     def _split(self, bucket: TimeBucket) -> None:
         """Split a bucket into equal parts, if its chunks overlap and its due times differ."""
@@ -459,18 +407,19 @@ class BucketStore:
             return
         # Chunks within one part move as they are; only the others are decoded.
         at = self._buckets.index(bucket)
-        tail = bucket.tail()
+        tail = bucket.tail
         fresh = [TimeBucket(low) for low in (bucket.low, *cuts)]
         self._buckets[at : at + 1] = fresh
         self._index_buckets()
-        self._clear_tail(bucket)
+        self._set_tail(bucket, empty_rows())
         for chunk, (_, least, most) in zip(bucket.chunks, info.tolist(), strict=True):
             first, last = self._bucket_indices((least, most))
             if first == last:
                 self._buckets[first].push(chunk)
             else:
                 self._place(self._codec.decode(chunk))
-                self._limit_loose()  # now, because blocks are never freed
+                # Now, and not at the end: the bucket may have a million rows.
+                self._limit_loose()
         self._place(tail)
 
     def _drop_before(self, index: int) -> None:
