@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -106,7 +107,7 @@ class Deduplicator:
         found = self._generations(key)
         if id in found.current:
             return
-        if found.current.size == self._half:
+        if found.current.size >= self._half:
             found.flip()
         found.current.add(id)
         found.saved = b""
@@ -138,13 +139,8 @@ class Deduplicator:
     def save_all(self, ids: npt.ArrayLike, key: str) -> None:
         """Remember many IDs, as ``save`` does for each in turn."""
         found = self._generations(key)
-        values = _checked_ids(ids)
-        for start in range(0, values.size, _BATCH_SIZE):
-            batch = values[start : start + _BATCH_SIZE]
-            while batch.size:
-                distinct, first = _distinct(batch)
-                fresh = ~found.current.contains(distinct)
-                batch = self._fill(found, batch, distinct[fresh], first[fresh])
+        for _ in self._save(found, _checked_ids(ids), lambda some: found.current.contains(some)):
+            pass
 
     def deduplicate_and_save(self, ids: npt.ArrayLike, key: str) -> npt.NDArray[np.int64]:
         """Return the new IDs and remember them, as ``is_duplicate_and_save`` does for each.
@@ -162,17 +158,7 @@ class Deduplicator:
         found = self._generations(key)
         values = _checked_ids(ids)
         self._check_amount(values.size)
-        parts: list[Ids] = []
-        for start in range(0, values.size, _BATCH_SIZE):
-            batch = values[start : start + _BATCH_SIZE]
-            while batch.size:
-                distinct, first = _distinct(batch)
-                fresh = ~found.contains(distinct)
-                order = first[fresh]
-                rest = self._fill(found, batch, distinct[fresh], order)
-                order = np.sort(order[order < batch.size - rest.size])
-                parts.append(batch[order])
-                batch = rest
+        parts = [part[np.sort(first)] for part, first in self._save(found, values, found.contains)]
         return np.concatenate([np.empty(0, dtype=np.uint64), *parts]).astype(np.int64)
 
     def reconstruct(self, ids: npt.ArrayLike, key: str) -> None:
@@ -240,29 +226,29 @@ class Deduplicator:
             found = self._keys[_checked_key(key)] = _Generations()
         return found
 
-    def _fill(
-        self, found: _Generations, values: Ids, fresh: Ids, first: npt.NDArray[np.int64]
-    ) -> Ids:
-        """Save the fresh IDs up to the next flip; return the rest of ``values``.
-
-        The caller checks the rest again: the flip forgets a generation.
-
-        Args:
-            fresh: the IDs to save, sorted and distinct.
-            first: index in ``values`` of the first occurrence of each fresh ID.
-        """
+    def _save(
+        self, found: _Generations, values: Ids, known: Callable[[Ids], Mask]
+    ) -> Iterator[tuple[Ids, npt.NDArray[np.int64]]]:
+        """Save the IDs that are not known; yield parts, and the indices of the new IDs in each."""
         found.saved = b""
-        room = max(self._half - found.current.size, 0)
-        if fresh.size <= room:
-            found.current.update(fresh)
-            return values[:0]
-        if room:
-            cut = int(np.partition(first, room)[room])
-            found.current.update(fresh[first < cut])
-        else:
-            cut = int(first.min())
-        found.flip()
-        return values[cut:]
+        for start in range(0, values.size, _BATCH_SIZE):
+            batch = values[start : start + _BATCH_SIZE]
+            while batch.size:
+                distinct, first = _distinct(batch)
+                fresh = ~known(distinct)
+                distinct, first = distinct[fresh], first[fresh]
+                room = max(self._half - found.current.size, 0)  # a snapshot may have more
+                if distinct.size <= room:
+                    found.current.update(distinct)
+                    yield batch, first
+                    break
+                # The rest is looked up again: the flip forgets a generation.
+                cut = int(np.partition(first, room)[room])
+                before = first < cut
+                found.current.update(distinct[before])
+                yield batch, first[before]
+                found.flip()
+                batch = batch[cut:]
 
     def _check_amount(self, amount: int) -> None:
         if amount > self.capacity:

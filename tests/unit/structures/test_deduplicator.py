@@ -173,6 +173,15 @@ def test_a_damaged_snapshot_restores_nothing(damage: str) -> None:
     assert not other.is_duplicate(99, "k")
 
 
+def test_the_ids_of_a_larger_capacity_are_forgotten_in_time() -> None:
+    large, small = Deduplicator(100), Deduplicator(10)
+    large.save_all(range(40), "k")
+    small.restore(large.snapshot("k"), "k")
+    for value in range(100, 110):
+        small.save(value, "k")
+    assert small.ids("k").tolist() == list(range(100, 110))
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_it_is_a_set(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
