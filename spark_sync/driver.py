@@ -151,15 +151,15 @@ class Driver:
                 failures.append(outcome)
                 continue
             begin, item = outcome
-            self._next_checks[topic] = item.bound.next_check_ms
+            self._next_checks[topic] = item.next_check_ms
             if begin != positions[topic]:
                 skipped[topic] = positions[topic] = begin
-            if item.bound.end > begin:
+            if item.end > begin:
                 ready.append(item)
         self._report(failures)
         self._due_ms = {item.source.topic: item.due_ms for item in ready}
         if max_messages is None:
-            positions.update((item.source.topic, item.bound.end) for item in ready)
+            positions.update((item.source.topic, item.end) for item in ready)
         else:
             positions.update(self._earliest_due_first(ready, positions, max_messages))
         if not ready and not new and not skipped:
@@ -256,7 +256,7 @@ class Driver:
         known_ms, find_ready = self._next_checks[source.topic], self._ready_search.ready_range
         lead_ms = self._described[source.level_topic].levels.smallest_lead_ms
         found = find_ready(source, start, now_ms, lead_ms, known_ms)
-        if found.bound.end <= start:
+        if found.end <= start:
             return start, found
         try:
             lost, until = acknowledged_by_others(self._runtime.admin, source, start)
@@ -304,7 +304,7 @@ class Driver:
         # Held messages come last, and would wait for the end of a backlog without a share.
         share = left // 10 if any(item.source.role is Role.HELD for item in ready) else 0
         for item in sorted(ready, key=attrgetter("due_ms")):
-            topic, end = item.source.topic, item.bound.end
+            topic, end = item.source.topic, item.end
             until = positions[topic]
             most = left if item.source.role is Role.HELD else left - share
             if most > 0:

@@ -18,7 +18,7 @@ from delaylevel.model.router import DUE, WINDOW, Decision, Router
 from delaylevel.topics.targets import early_subscriptions
 
 from .local import LocalMover
-from .ready import ReadyBound, ReadyRange, readable_end
+from .ready import ReadyRange, readable_end
 
 # A limit, because producers may never stop sending.
 _PASSES = 20
@@ -51,7 +51,7 @@ class _Drain(LocalMover):
         if source.role is Role.HELD:
             end = self._held_ends.setdefault(source.topic, end)
         end = readable_end(self._admin, source, self._next[source.topic], end)
-        return ReadyRange(source, ReadyBound(end, now_ms), now_ms)
+        return ReadyRange(source, end, now_ms, now_ms)
 
     def _read(
         self, source: SourcePartition, start: Position, end: Position

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from delaylevel.topics import registry as topics
 from delaylevel.topics.roster import RESTING_S, DescriptionCache
 
 from .forwarder import Forwarder
-from .ready import NextChecks, ReadyBound, ReadyQueue, ReadyRange, ReadySearch, search_all
+from .ready import NextChecks, ReadyQueue, ReadyRange, ReadySearch, first_due_ms, search_all
 
 # One partition is read while the messages of the previous ones are confirmed, up to this number.
 # A killed mover repeats no more than these.
@@ -78,7 +79,7 @@ class LocalMover:
         self.postponed = self._ready.postponed
         self.made_progress = False
         # What was handed off in this pass and is not confirmed: ranges, and number of messages.
-        self._moved: list[tuple[SourcePartition, ReadyBound]] = []
+        self._moved: list[ReadyRange] = []
         self._count = 0
         self._descriptions = descriptions or DescriptionCache(
             partial(topics.describe, admin, description.topic),
@@ -166,10 +167,10 @@ class LocalMover:
         for item in search_all(partial(self._search, now_ms), due):
             if isinstance(item, BrokerError):
                 failure = failure or item
-            elif item.bound.end > self._next[item.source.topic]:
+            elif item.end > self._next[item.source.topic]:
                 self._ready.add(item)
             else:
-                self.next_checks[item.source.topic] = item.bound.next_check_ms
+                self.next_checks[item.source.topic] = item.next_check_ms
         return failure
 
     def _search(self, now_ms: int, source: SourcePartition) -> ReadyRange:
@@ -198,19 +199,20 @@ class LocalMover:
                     return
             complete = True
 
-        with closing(self._read(source, start, item.bound.end)) as messages:
+        with closing(self._read(source, start, item.end)) as messages:
             while True:
                 self._count += self._forwarder.forward_all(
                     source, portion(_FLUSH_EVERY - self._count)
                 )
                 # An incomplete range is checked again at once.
-                bound = item.bound if complete else ReadyBound(last.position.next, 0)
-                self._moved.append((source, bound))
+                done = item if complete else replace(item, end=last.position.next, next_check_ms=0)
+                self._moved.append(done)
                 if self._count >= flush_every:
                     self._confirm(total)
                 if complete:
                     return
-                item = item.rest(last.publish_ms, self._clock.now_ms())
+                ready_ms, now_ms = source.ready_ms(last.publish_ms), self._clock.now_ms()
+                item = replace(item, due_ms=first_due_ms(source, ready_ms, now_ms))
                 if not self._ready.is_first(item) or is_over():
                     self._ready.add(item)
                     return
@@ -218,11 +220,12 @@ class LocalMover:
     def _confirm(self, total: ForwardReport) -> None:
         """Wait for the confirmations of everything that was read, and acknowledge it."""
         total.add(self._forwarder.flush())
-        for source, bound in self._moved:
-            self._lock.acknowledge(source, bound.end)
-            self._next[source.topic] = bound.end
-            self.next_checks[source.topic] = bound.next_check_ms
-            self.postponed.pop(source.topic, None)
+        for item in self._moved:
+            self._lock.acknowledge(item.source, item.end)
+            topic = item.source.topic
+            self._next[topic] = item.end
+            self.next_checks[topic] = item.next_check_ms
+            self.postponed.pop(topic, None)
             self.made_progress = True
         self._moved, self._count = [], 0
 

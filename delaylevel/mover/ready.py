@@ -49,11 +49,18 @@ _ROUNDS = 8
 
 
 @dataclass(frozen=True)
-class ReadyBound:
-    """The first position of a partition that is not ready, the start if nothing is ready."""
+class ReadyRange:
+    """The ready messages of a partition.
 
+    Attributes:
+        end: the first position that is not ready; the start if nothing is ready.
+        due_ms: the earliest due time that the first message can have; 0 if that is not asked for.
+    """
+
+    source: SourcePartition
     end: Position
     next_check_ms: int
+    due_ms: int = 0
 
 
 class NextChecks:
@@ -97,18 +104,18 @@ def ready_bound(
     start: Position,
     now_ms: int,
     lead_ms: int,
-) -> ReadyBound:
+) -> ReadyRange:
     """Return the bound up to which a partition may be read; look at few of its entries."""
     topic = source.name
     last = admin.last_message_id(topic)
     if last is None or last.next_entry <= start:
         # A message that is published from now on is not ready sooner (save for its clock's skew).
-        return ReadyBound(start, now_ms + source.hand_off_after_ms)
+        return ReadyRange(source, start, now_ms + source.hand_off_after_ms)
     # Messages behind an open transaction are not ready: readers do not get them, and the mover
     # would acknowledge them unread.
     end = readable_end(admin, source, start, last.next_entry)
     if end <= start:
-        return ReadyBound(start, now_ms)
+        return ReadyRange(source, start, now_ms)
     ready_until_ms = source.ready_until_ms(now_ms)
     # A time that is off by more than half of the shortest lead counts as wrong; the other half is
     # left to the mover's own pace.
@@ -116,7 +123,7 @@ def ready_bound(
     bound = None
     found = admin.message_id_at(topic, ready_until_ms + 1)
     if found is None or found >= end:
-        bound = ReadyBound(end, now_ms)
+        bound = ReadyRange(source, end, now_ms)
     elif found.entry_start >= start:
         close = times(found, min(found.next_entry, Position(end.ledger, end.entry - 1)))
         published_ms = close[0][1] if close else 0
@@ -125,11 +132,11 @@ def ready_bound(
             next_ms > ready_until_ms for _, next_ms in close
         ):
             at = _existing_bound(admin, topic, found, start)
-            bound = ReadyBound(at, published_ms + source.hand_off_after_ms)
+            bound = ReadyRange(source, at, published_ms + source.hand_off_after_ms)
     if bound is None:
         entries = _NumberedEntries(admin, times, topic, start, end)
         bound = _search(entries, source, now_ms, slack_ms)
-    return bound if end == last.next_entry else ReadyBound(bound.end, now_ms)
+    return bound if end == last.next_entry else replace(bound, next_check_ms=now_ms)
 
 
 def readable_end(
@@ -146,7 +153,7 @@ def readable_end(
 
 def _search(
     entries: _NumberedEntries, source: SourcePartition, now_ms: int, slack_ms: int
-) -> ReadyBound:
+) -> ReadyRange:
     """Search from the start without the broker, and pass entries with wrong times."""
     # The broker searches from the first entry that it still has. If the time of that one is wrong,
     # the broker finds nothing ready until that time has passed.
@@ -160,7 +167,7 @@ def _search(
         wrong = wrong or stopped_by_ms > now_ms + slack_ms
         if source.role is Role.HELD and source.ready_ms(now_ms) < stopped_by_ms:
             # By a clock that was ahead. Nothing tells how long the message has waited.
-            return ReadyBound(entries.position(len(entries)), now_ms)
+            return ReadyRange(source, entries.position(len(entries)), now_ms)
         behind = entries.some_behind(low)
         oldest = min(behind, key=entries.time, default=low)
         if entries.time(oldest) < stopped_by_ms - slack_ms:
@@ -171,7 +178,7 @@ def _search(
             break
         low = max(ready) + 1
     else:
-        return ReadyBound(entries.position(low), now_ms)
+        return ReadyRange(source, entries.position(low), now_ms)
     if low == len(entries):
         next_check_ms = now_ms
     elif wrong:
@@ -179,7 +186,7 @@ def _search(
         next_check_ms = now_ms + max(1, slack_ms // 2)
     else:
         next_check_ms = min(now_ms, entries.time(low)) + source.hand_off_after_ms
-    return ReadyBound(entries.position(low), next_check_ms)
+    return ReadyRange(source, entries.position(low), next_check_ms)
 
 
 class _NumberedEntries:
@@ -274,20 +281,6 @@ _SHORTEST_TRIGGER_MS, _LONGEST_TRIGGER_MS = 200, 5_000
 LONGEST_PASS_S = _LONGEST_TRIGGER_MS / 1000
 # In a backlog, the others might be served for ever.
 _LONGEST_POSTPONED_S = 60.0
-
-
-@dataclass(frozen=True)
-class ReadyRange:
-    """The ready messages of a partition, and the earliest due time that the first one can have."""
-
-    source: SourcePartition
-    bound: ReadyBound
-    due_ms: int
-
-    def rest(self, published_ms: int, now_ms: int) -> ReadyRange:
-        """Return the rest after a message that was handed off."""
-        ready_ms = self.source.ready_ms(published_ms)
-        return replace(self, due_ms=first_due_ms(self.source, ready_ms, now_ms))
 
 
 class ReadyQueue(dict[str, ReadyRange]):
@@ -394,9 +387,9 @@ class ReadySearch:
         """Return the ready messages of a partition, with their urgency."""
         try:
             times = partial(entry_times, self._client, source.topic)
-            bound = ready_bound(self._admin, times, source, start, now_ms, lead_ms)
+            found = ready_bound(self._admin, times, source, start, now_ms, lead_ms)
             ready_ms = next_check_ms  # before it, nothing was ready; 0: it is unknown
-            if not ready_ms and bound.end > start:
+            if not ready_ms and found.end > start:
                 first = times(start, start)
                 ready_ms = source.ready_ms(first[0][1]) if first else 0
         except BrokerError as error:
@@ -405,7 +398,7 @@ class ReadySearch:
             self._warning.failed(f"reading messages to find the ready ones, because {error}")
             return read_ready_range(self._client, source, start, now_ms, lead_ms)
         self._warning.over()
-        return ReadyRange(source, bound, first_due_ms(source, ready_ms, now_ms))
+        return replace(found, due_ms=first_due_ms(source, ready_ms, now_ms))
 
 
 Found = TypeVar("Found")
@@ -451,5 +444,4 @@ def read_ready_range(
             end = Position(message_id.ledger_id(), message_id.entry_id() + 1)
             first_ms = first_ms or published_ms
     ready_ms = source.ready_ms(first_ms) if first_ms else now_ms
-    bound = ReadyBound(end, next_check_ms)
-    return ReadyRange(source, bound, first_due_ms(source, ready_ms, now_ms))
+    return ReadyRange(source, end, next_check_ms, first_due_ms(source, ready_ms, now_ms))

@@ -24,7 +24,6 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import ready
 from delaylevel.mover.ready import (
     NextChecks,
-    ReadyBound,
     ReadyQueue,
     ReadyRange,
     ReadySearch,
@@ -141,7 +140,7 @@ class Stored:
 
     def bound(
         self, start: Position, now_ms: int, after_ms: int = AFTER, lead_ms: int = LEAD
-    ) -> ReadyBound:
+    ) -> ReadyRange:
         """Return the ready bound of the partition."""
         admin: Any = self
         source = partition(after_ms)
@@ -214,7 +213,8 @@ def test_the_bound_in_special_cases(
     check(stored, start, now_ms)
     # A time in the future may hide what is ready: it is looked for soon.
     again_ms = now_ms + SLACK // 2 if again == 1 else T0 + again
-    assert stored.bound(start, now_ms) == ReadyBound(end or start, again_ms)
+    found = stored.bound(start, now_ms)
+    assert (found.end, found.next_check_ms) == (end or start, again_ms)
 
 
 def test_a_held_message_from_the_future_is_tried_again_at_once() -> None:
@@ -222,13 +222,14 @@ def test_a_held_message_from_the_future_is_tried_again_at_once() -> None:
     stored: Any = Stored.of([T0 + 90 * DAY, T0])
     held = replace(partition(30_000), role=Role.HELD)
     bound = ready_bound(stored, stored.entry_times, held, EARLIEST, T0, LEAD)
-    assert bound == ReadyBound(Position(10, 2), T0)
+    assert bound == ReadyRange(held, Position(10, 2), T0)
 
 
 @pytest.mark.parametrize("miscount", [-2, 2])
 def test_the_count_of_an_open_ledger_may_be_wrong(miscount: int) -> None:
     stored = Stored({10: [T0, T0 + 1, T0 + DAY]}, miscount=miscount)
-    assert stored.bound(EARLIEST, T0 + AFTER + 1) == ReadyBound(Position(10, 2), T0 + DAY + AFTER)
+    found = stored.bound(EARLIEST, T0 + AFTER + 1)
+    assert (found.end, found.next_check_ms) == (Position(10, 2), T0 + DAY + AFTER)
 
 
 @examples(50)
@@ -430,8 +431,8 @@ def test_reading_finds_the_same_messages_as_the_admin_interface(batched: bool) -
             now_ms = end_ms + hours * HOUR
             bound = ready_bound(memory.admin, times, source, start, now_ms, lead_ms)
             found = read_ready_range(client, source, start, now_ms, lead_ms)
-            assert found.bound.end == bound.end
-            assert now_ms <= found.bound.next_check_ms <= now_ms + lead_ms // 2
+            assert found.end == bound.end
+            assert now_ms <= found.next_check_ms <= now_ms + lead_ms // 2
             return bound.end
 
         ends = [find(EARLIEST, hours) for hours in range(30)]
@@ -450,10 +451,10 @@ def test_a_search_reads_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> 
         memory.clock.advance(timedelta(days=1))
         source, now_ms = source_partitions(producer.description)[0], memory.clock.now_ms()
         found = read_ready_range(memory.client(), source, EARLIEST, now_ms, 1000)
-        assert found.bound.end.entry == 7
-        assert found.bound.next_check_ms == now_ms
-        rest = read_ready_range(memory.client(), source, found.bound.end, now_ms, 1000)
-        assert rest.bound.end == Position(found.bound.end.ledger, 10)
+        assert found.end.entry == 7
+        assert found.next_check_ms == now_ms
+        rest = read_ready_range(memory.client(), source, found.end, now_ms, 1000)
+        assert rest.end == Position(found.end.ledger, 10)
         # The earliest due time of the first message.
         assert rest.due_ms == now_ms - 600_000 + source.lead_ms
 
@@ -502,7 +503,7 @@ def test_the_checks_are_forgotten_when_the_wall_clock_steps(step_s: float) -> No
 def waiting(number: int, due_ms: int, lead_ms: int = 1000) -> ReadyRange:
     topic = f"partition-{number}"
     source = replace(partition(9000), topic=topic, partition=number, lead_ms=lead_ms)
-    return ReadyRange(source, ReadyBound(Position(1, 5), T0), due_ms)
+    return ReadyRange(source, Position(1, 5), T0, due_ms)
 
 
 def order(queue: ReadyQueue, *due_ms: int) -> list[int]:
@@ -527,4 +528,3 @@ def test_a_partition_that_failed_is_served_after_the_others_but_not_for_ever() -
 def test_a_publish_time_in_the_future_makes_no_partition_wait() -> None:
     item = waiting(0, T0)
     assert first_due_ms(item.source, T0 + 86_400_000, T0) == T0 + 1000
-    assert item.rest(T0 + 86_400_000, T0).due_ms == T0 + 1000
