@@ -178,8 +178,7 @@ def deploy(
         existing = worker.config(function)
         if existing is not None:
             _check_ours(function, existing, description)
-        send = worker.create if existing is None else worker.update
-        send(config, build())
+        worker.register(function, config, build(), update=existing is not None)
     return Deployed(function, existing is not None, config)
 
 
@@ -277,6 +276,7 @@ def _is_needed(name: str) -> bool:
 
 def _project_files() -> Iterator[tuple[str, bytes]]:
     """Yield path and content of the files of this project."""
+    # Two packages, because in a checkout their folders are not inside each other.
     for package in ("delaylevel", "delaylevel.functions"):
         # Import paths, not metadata: an editable install records no files.
         spec = importlib.util.find_spec(package)

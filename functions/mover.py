@@ -219,7 +219,7 @@ class ConsumerLoop(threading.Thread):
             log.info("moving %s (%s)", description.topic, description.levels)
             self._receive(consumer, relay)
         finally:
-            relay.close()
+            relay.carrier.close()
             close_quietly(consumer, "consumer")
             targets.close()
 

@@ -44,10 +44,9 @@ class Item:
         given_back: True once the broker was asked to deliver it again.
     """
 
-    topic: str
+    place: tuple[str, int, int, int]  # topic, ledger, entry and batch index
     message_id: Any
     message: ParkedMessage | None
-    place: tuple[str, int, int, int]
     lag_ms: int = 0
     confirmed: bool = False
     given_back: bool = False
@@ -123,6 +122,7 @@ class Relay:
     One thread calls `offer` for each message, and `poll`.
 
     Attributes:
+        carrier: to be closed at the end; unacknowledged messages are delivered again.
         unacknowledged: number of messages that are neither acknowledged nor given back.
     """
 
@@ -151,7 +151,7 @@ class Relay:
         self._warning = RepeatedWarning(log, description.topic, now_s)
         self._limit = in_flight
         self.now_s = now_s
-        self._carrier: Carrier[Item] = Carrier(
+        self.carrier: Carrier[Item] = Carrier(
             client,
             admin,
             lambda: self._next_hop,
@@ -160,7 +160,7 @@ class Relay:
             refusal=self._refusal,
             loop=HostLoop(start, now_s, connected=lambda: bool(consumer.is_connected())),
         )
-        self._targets = self._carrier.targets
+        self._targets = self.carrier.targets
         self._orders: defaultdict[str, deque[Item]] = defaultdict(deque)
         self._pending: set[tuple[str, int, int, int]] = set()
         # The latest places that were acknowledged, in order.
@@ -181,7 +181,7 @@ class Relay:
         return (
             self.in_flight - self._excess < self._limit
             and self._bytes - self._excess_bytes < IN_FLIGHT_BYTES
-            and self._bytes < 2 * IN_FLIGHT_BYTES
+            and self._bytes < 2 * IN_FLIGHT_BYTES  # with the excess: it takes memory as well
             and self.unacknowledged < UNACKNOWLEDGED
         )
 
@@ -194,7 +194,7 @@ class Relay:
             received, message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
         )
         place = (source, message.ledger, message.entry, message.batch)
-        item = Item(source, message_id, message, place)
+        item = Item(place, message_id, message)
         # A broker delivers some entries twice within moments (see docs/functions.md), and after a
         # crash those of which it has forgotten the acknowledgement.
         if place in self._pending:
@@ -215,19 +215,20 @@ class Relay:
         """Forward a message, or let it wait for a description that is read after its arrival."""
         message, now_ms = item.message, self._clock.wall_ms()
         assert message is not None
-        source = self._sources.get(item.topic)
+        topic = item.place[0]
+        source = self._sources.get(topic)
         try:
             if source is None:
                 raise UnknownTargetError(
-                    f"{item.topic} is no source of {self._next_hop.description.topic}"
+                    f"{topic} is no source of {self._next_hop.description.topic}"
                 )
             item.lag_ms = max(0, now_ms - message.publish_ms - source.hand_off_after_ms)
-            self._carrier.give(item, source, message, now_ms, latest)
+            self.carrier.give(item, source, message, now_ms, latest)
         except Exception as error:  # whatever it is, this message must not stop the others
             if latest is None and isinstance(error, UnknownTargetError):
                 self._undecided.append(item)
                 return
-            log.exception("a message of %s is given back to the broker", item.topic)
+            log.exception("a message of %s is given back to the broker", topic)
             self._give_back(item, error_name(error))
 
     def _use(self, description: LevelTopicDescription) -> None:
@@ -265,15 +266,16 @@ class Relay:
     def poll(self) -> None:
         """Acknowledge messages that are confirmed, and set aside those that were refused."""
         self._look_at_description()
-        for carried in self._carrier.poll():
+        for carried in self.carrier.poll():
             if not carried.reason:
                 self._confirm(carried)
             elif not carried.item.given_back:
                 self._give_back_for(carried.place.topic, carried.item, carried.reason)
+        # A connected producer would create a topic again that an operator deletes by force.
         self._targets.close_idle()
         if self.now_s() - self._flushed_s >= _FLUSH_EVERY_S:
             self._flushed_s = self.now_s()
-            self._carrier.flush()
+            self.carrier.flush()
         self._limit_slow_targets()
         for order in self._orders.values():
             for item in take_confirmed(order):
@@ -284,10 +286,6 @@ class Relay:
         """Return the outcomes since the last call."""
         report, self._report = self._report, RelayReport()
         return report
-
-    def close(self) -> None:
-        """Close every producer; unacknowledged messages are delivered again."""
-        self._carrier.close()
 
     # -- slow targets
 
@@ -309,7 +307,7 @@ class Relay:
         if not self.has_room:
             # One that confirms nothing has taken up the room of all others. Its messages are given
             # back to the broker.
-            self._carrier.own.give_up_stalled()
+            self.carrier.own.give_up_stalled()
 
     def _refusal(self, topic: str) -> str | None:
         """Return a reason if a target is slow, and has as many messages as it may have."""

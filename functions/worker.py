@@ -41,24 +41,30 @@ class FunctionsWorker:
         except NotFoundError:
             return None
 
-    def create(self, config: Mapping[str, Any], package: bytes) -> None:
-        """Register a function and start it."""
+    def register(
+        self, function: str, config: Mapping[str, Any], package: bytes, *, update: bool
+    ) -> None:
+        """Register a function and start it; or replace it, and its instances restart."""
+        body, kind = encode_multipart_formdata(
+            {
+                "functionConfig": ("functionConfig", json.dumps(config), "application/json"),
+                "data": (config["py"], package, "application/octet-stream"),
+            }
+        )
         for attempt in range(_TRIES):
             try:
-                self._send("POST", config, package)
+                self._request("PUT" if update else "POST", function, data=body, kind=kind)
                 return
             except AdminError as error:
                 # A worker that stores packages in the cluster's package management (a standalone
                 # broker does) does not delete them with the function in 4.0.8, and then refuses
                 # every new function of that name.
-                if "metadata already exists" not in error.reason or attempt == _TRIES - 1:
+                # Never at an update: it would be the package of a function that runs.
+                is_left = not update and "metadata already exists" in error.reason
+                if not is_left or attempt == _TRIES - 1:
                     raise
-            self._delete_packages(_name(config))
+            self._delete_packages(function)
             time.sleep(_PAUSE_S)
-
-    def update(self, config: Mapping[str, Any], package: bytes) -> None:
-        """Replace a function's configuration and package; its instances restart."""
-        self._send("PUT", config, package)
 
     def status(self, function: str) -> dict[str, Any]:
         """Return the worker's status of the instances."""
@@ -80,15 +86,6 @@ class FunctionsWorker:
     def _get(self, path: str) -> Any:
         return json.loads(self._request("GET", path).data)
 
-    def _send(self, method: str, config: Mapping[str, Any], package: bytes) -> None:
-        body, kind = encode_multipart_formdata(
-            {
-                "functionConfig": ("functionConfig", json.dumps(config), "application/json"),
-                "data": (config["py"], package, "application/octet-stream"),
-            }
-        )
-        self._request(method, _name(config), data=body, kind=kind)
-
     def _request(self, method: str, path: str, **options: Any) -> Any:
         try:
             return self._rest.request(method, f"functions/{encoded(path)}", api=_API, **options)
@@ -107,7 +104,3 @@ class FunctionsWorker:
                     "look at the broker's log if that does not help"
                 ) from error
             raise
-
-
-def _name(config: Mapping[str, Any]) -> str:
-    return "/".join(str(config[part]) for part in ("tenant", "namespace", "name"))

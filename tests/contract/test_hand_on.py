@@ -231,7 +231,7 @@ def _function(bench: Bench) -> Counts:
         relay.poll()
         idle += 1
     assert not relay.unacknowledged
-    relay.close()
+    relay.carrier.close()
     client.shutdown()
     report = relay.take_report()
     if report.given_back:

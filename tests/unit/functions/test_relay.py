@@ -377,7 +377,7 @@ def test_only_the_latest_acknowledgements_are_remembered(
 def test_acknowledgements_leave_few_holes_and_skip_no_message(
     steps: list[tuple[int, bool]], most: int
 ) -> None:
-    slots = [Item("orders", number, None, ("orders", 7, number, -1)) for number in range(301)]
+    slots = [Item(("orders", 7, number, -1), number, None) for number in range(301)]
     order = deque(slots)
     taken: list[int] = []
     for number, give_back in steps:
