@@ -183,8 +183,6 @@ def tracker(layout: str, kind: str, rows: int) -> Case:
     del batch
     mb = memory_mb() - before
     now[0] = T0 + 1_000_000_000
-    while ours and made.prepare():
-        pass
     taken, drain = 0, rows if ours else min(rows, 200_000)
     while taken < drain:
         found = getting(made.get_scheduled_messages, 1000, now[0])

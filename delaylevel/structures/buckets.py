@@ -269,7 +269,7 @@ class BucketStore:
             return empty_rows()
         # The rows at the bound come in any case: the caller can return nothing before they did.
         until_due = max(until_due, bound[0])
-        bucket = self._buckets[0]
+        bucket = self._buckets[0]  # the first one with rows: `bound` has dropped those before it
         parts: list[Rows] = []
         loaded = 0
         if bucket.tail.size and bucket.tail_due <= until_due:
@@ -306,6 +306,7 @@ class BucketStore:
                 continue
             if not info[5:7] <= (ledger, entry) <= info[7:9]:
                 continue
+            # Ranges of due times and positions may overlap, so only the rows tell.
             rest = without_row(sort_rows(self._codec.decode(chunk)), key)
             if rest is None:
                 continue
@@ -393,6 +394,7 @@ class BucketStore:
         info = np.array([chunk_info(chunk)[:3] for chunk in bucket.chunks], dtype=np.int64)
         cuts: list[int] = []
         if _overlap(info) > SPLIT_ROWS:
+            # Positions do not matter for the cuts, and are most of a chunk.
             sample = np.sort(
                 np.concatenate([self._codec.decode_due(chunk)[::64] for chunk in bucket.chunks])
             )
@@ -403,6 +405,7 @@ class BucketStore:
             found = {int(x) if x > low else low + self._step for x in marks}
             cuts = sorted(x for x in found if low < x <= high)
         if not cuts:
+            # Its chunks follow each other, or all rows are due at once: ask again much later.
             bucket.check_at = 2 * bucket.packed
             return
         # Chunks within one part move as they are; only the others are decoded.

@@ -49,6 +49,7 @@ class IdColumns(NamedTuple):
         try:
             keys = [record[0] for record in records]
             numbers = np.array([record[1] for record in records], dtype=np.int64)
+            # The usual case, a batch of one target: counting is faster than a dictionary.
             if keys and keys.count(keys[0]) == len(keys):
                 return cls((keys[0],), np.zeros(len(keys), dtype=np.uint16), numbers)
             lookup: dict[str, int] = {}

@@ -188,6 +188,7 @@ class IdSet:
         self.size = 0
 
     def __contains__(self, value: int) -> bool:
+        # In the order of the costs: a set, a bitmap, then a search in each sorted run.
         if value in self._pending:
             return True
         if (value >> 10) in self._short if not value & 1023 else value in self._plain:
@@ -301,7 +302,7 @@ class IdSet:
         self._short = BitMap64.deserialize(parts[1])
         sparse = np.frombuffer(parts[2], dtype="<u8").astype(np.uint64)
         if sparse.size:
-            self._insert(sparse)
+            self._insert(sparse)  # a dump has IDs among them that were not sorted in
         self.size = len(self._plain) + len(self._short) + self._sparse.size
         return self
 
@@ -383,7 +384,7 @@ class RemovableIds:
         """Add an ID; it may be in the set."""
         found = self._keys[key]
         if id in found.gone:
-            found.compact()
+            found.compact()  # an ID cannot leave the set of those that are gone one by one
         if id not in found.added:
             found.added.add(id)
 

@@ -56,6 +56,7 @@ class NearRows:
         self.rows += n
         below = find_key(rows, self._edge)
         if below:
+            # A get takes the slice first, so what is below its edge must not wait in a run.
             self._slice = sort_rows(np.concatenate((self._slice, rows[:, :below]), axis=1))
             self._shorten_slice()
         if below < n:
@@ -115,6 +116,7 @@ class NearRows:
         return min((int(run[DUE, 0]) for run in self._runs), default=None)
 
     def _shorten_slice(self) -> None:
+        # Each add below the edge sorts the whole slice again.
         if self._slice.shape[1] > 4 * _SLICE_ROWS:
             rest = self._slice[:, _SLICE_ROWS:].copy()
             self._edge = key_at(rest, 0)
@@ -157,6 +159,7 @@ class NearRows:
         return due, ledger, entry + 1
 
     def _merge_small_runs(self) -> None:
+        # The smaller half only: a large run would be copied again and again.
         self._runs.sort(key=lambda run: run.shape[1], reverse=True)
         small = self._runs[_MAX_RUNS // 2 :]
         del self._runs[_MAX_RUNS // 2 :]
@@ -251,7 +254,7 @@ class TimeBucketTracker:
                 "ledger_id and entry_id must be integers in [0, 2**62), and deliver_at_ms an "
                 f"integer below 2**62; got {ledger_id!r}, {entry_id!r}, {deliver_at_ms!r}"
             ) from None
-        self._staged += 24
+        self._staged += 24  # as a literal: this runs for each message
         if due < self._stage_due:
             self._stage_due = due
         if self._staged == _STAGE_ROWS * 24:
@@ -338,31 +341,26 @@ class TimeBucketTracker:
                 need -= rows.shape[1]
             if not need or bound is None or bound[0] > now:
                 break
+            # What is at the bound is due, but still packed: nothing behind it may go first.
             self._near.add(self._store.load(_LOAD_ROWS, now))
-        self.prepare(now, max(_LOAD_ROWS, 2 * (max_messages - need)))
+        self._look_ahead(now, max(_LOAD_ROWS, 2 * (max_messages - need)))
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts, axis=1) if parts else empty_rows()
 
-    def prepare(self, now_ms: int | None = None, max_rows: int = _LOAD_ROWS) -> bool:
-        """Decode about ``max_rows`` rows due within the next seconds, as every get does.
-
-        Return True if more rows remain to be decoded.
-        """
-        now = self._clock() if now_ms is None else now_ms
+    def _look_ahead(self, now: int, max_rows: int) -> None:
+        """Decode about ``max_rows`` rows due within the next seconds."""
         horizon = now + _LOOKAHEAD_MS
-        loaded = 0
         bound = self._store.bound()
         if bound is None or bound[0] > now + _LOOKAHEAD_MS // 2:
-            return False  # so that a call decodes many rows, or none
-        while self._near.rows < SPLIT_ROWS and bound is not None and bound[0] <= horizon:
-            if loaded >= max_rows:
-                return True
+            return  # so that a call decodes many rows, or none
+        while max_rows > 0 and bound is not None and bound[0] <= horizon:
+            if self._near.rows >= SPLIT_ROWS:
+                break  # they are enough for many gets, and take 24 bytes each
             rows = self._store.load(_LOAD_ROWS, horizon)
             self._near.add(rows)
-            loaded += rows.shape[1]
+            max_rows -= rows.shape[1]
             bound = self._store.bound()
-        return False
 
     def remove(self, ledger_id: int, entry_id: int, deliver_at_ms: int) -> bool:
         """Stop tracking one message; decode a few chunks if it is far off.
@@ -373,7 +371,7 @@ class TimeBucketTracker:
         Returns:
             False if no such message is tracked.
         """
-        self._flush()
+        self._flush()  # staged rows are not in order, so they cannot be searched
         key = (deliver_at_ms & self._mask, ledger_id, entry_id)
         if max(key) >= _LIMIT or min(key) < -_LIMIT:
             return False

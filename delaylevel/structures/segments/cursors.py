@@ -156,6 +156,7 @@ class FileCursor:
         """Load at least ``count`` keys; return the last one, or None if these are all."""
         loaded = self._columns.rows.shape[1] - self._head
         if loaded < min(count, self.count):
+            # More than is asked for: each read copies the keys that were not taken, too.
             stop = min(self.taken + 2 * count, self.run.rows)
             self._columns = self.file.read_slice(self.run, self.taken, stop)
             self._head = 0
@@ -184,10 +185,6 @@ class FileCursor:
         self.taken += count
         return part
 
-    def close(self) -> None:
-        """Release the file."""
-        self.file.release()
-
 
 #: Sorted rows that are taken from the front.
 Cursor: TypeAlias = PayloadRows | FileCursor
@@ -204,6 +201,7 @@ def take_lowest(cursors: list[Cursor], want: int, end: Key) -> tuple[Key, list[P
     for cursor in cursors:
         last = cursor.load(count)
         if last is not None:
+            # Nothing is known of the rows behind the last loaded key.
             edge = min(edge, (last[0], last[1], last[2] + 1))
     if sum(cursor.count for cursor in cursors) > want + want // 2:
         # The sample misses up to a stride of rows at the end of each cursor.

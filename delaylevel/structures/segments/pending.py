@@ -103,7 +103,7 @@ class OpenRows:
                     for ledger, entry in zip(ledgers, entries, strict=True)
                 ]
         except KeyError:
-            return None
+            return None  # some are removed by now: the caller gives up the whole structure
         payloads = [payload for _, _, payload in found]
         self.count -= len(found)
         self.payload_bytes -= sum(map(len, payloads))
@@ -192,7 +192,14 @@ class SpillDirectory:
     def _write_run(self, low: int, part: PayloadRows) -> None:
         file = self._files.get(low)
         if file is None:
-            file = self._new_file(low)
+            assert self._path is not None
+            if (
+                not self._path.is_dir()
+            ):  # a program that cleans up has removed it, or it was not made
+                make_private_folder(self._path)
+            self._serial += 1
+            path = self._path / f"due-{low}-{self._serial}{_SUFFIX}"
+            file = SegmentFile(path, self._opener)
         try:
             file.append(part.rows, part.attribute, part.payloads, self._writing())
         finally:
@@ -200,13 +207,6 @@ class SpillDirectory:
                 self._files[low] = file
             else:  # each attempt on a full disk would leave an empty file
                 _delete(file.path)
-
-    def _new_file(self, low: int) -> SegmentFile:
-        assert self._path is not None
-        if not self._path.is_dir():  # a program that cleans up has removed it, or it was not made
-            make_private_folder(self._path)
-        self._serial += 1
-        return SegmentFile(self._path / f"due-{low}-{self._serial}{_SUFFIX}", self._opener)
 
     def first_key(self, horizon: int) -> Key | None:
         """Return the lowest key of all runs; None if it is due after ``horizon``, ms."""
@@ -220,6 +220,7 @@ class SpillDirectory:
         """Forget the first runs of a file that begin by ``horizon``; return cursors over them."""
         low = min(self._files)
         file = self._files[low]
+        # Runs are in the order of the spills, and each spill begins with what was due first then.
         runs = sorted(file.runs, key=_FIRST_KEY)
         chosen = [run for run in runs[:count] if run.first_key[0] <= horizon]
         cursors = [FileCursor(file, run) for run in chosen]
@@ -390,6 +391,7 @@ class PendingSegments:
         now = self._clock() if now_ms is None else now_ms
         rows = self.tracker.take(max_rows, now)
         payloads = self._fetch(rows, now)
+        # The tracker has given up these rows, so those without payloads have to go back.
         if len(payloads) < rows.shape[1]:
             self.tracker.put(rows[:, len(payloads) :])
         return rows[:, : len(payloads)], payloads
@@ -403,7 +405,7 @@ class PendingSegments:
     def close(self) -> None:
         """Delete the spill files, and drop the rows in memory."""
         for cursor in self._cursors:
-            cursor.close()
+            cursor.file.release()
         self._cursors = []
         self._ahead_bytes = 0
         self._spilled.delete()
@@ -452,7 +454,7 @@ class PendingSegments:
         self._memory.drop_empty()
         for cursor in self._cursors:
             if not cursor.count:
-                cursor.close()
+                cursor.file.release()
         self._cursors = [cursor for cursor in self._cursors if cursor.count]
         self._ahead_bytes = sum(cursor.memory_bytes for cursor in self._cursors)
         self._slice.clear()

@@ -113,8 +113,8 @@ class TrackerMachine(RuleBasedStateMachine):
             self.model = []
 
     @rule()
-    def prepare(self) -> None:
-        self.tracker.prepare(max_rows=10)
+    def look_ahead(self) -> None:
+        self.tracker._look_ahead(self.now, 10)
 
     @rule()
     def look(self) -> None:
