@@ -318,6 +318,7 @@ def _forward(
         except DelayLevelError as error:
             outcome, reason = "failed", str(error)
             if may_pass(error):
+                # Some may be stored, and the next ones would fail now as well.
                 outcome, ended = "unconfirmed", "the broker did not confirm another message"
         for letter, place in forwarder.placed:
             name, why = place.counter, place.counted_by if place.counter == "dead" else ""
@@ -326,7 +327,7 @@ def _forward(
         forwarder.placed.clear()
         rest = [letter for letter in group if letter.position not in found]
         if outcome == "failed" and len(group) > 1:
-            groups += [[letter] for letter in rest]
+            groups += [[letter] for letter in rest]  # the loop goes on with them
         else:
             found |= {letter.position: Disposed(letter, outcome, reason) for letter in rest}
         if ended:

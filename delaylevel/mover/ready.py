@@ -267,6 +267,7 @@ def _existing_bound(
     end = found.entry_start
     if end.entry > 0 or end <= start:
         return end
+    # The ledger before it may have been empty, or deleted.
     before = start
     for item in admin.ledgers(topic):
         if item.ledger < end.ledger and item.entries:
@@ -429,6 +430,7 @@ def read_ready_range(
     end, next_check_ms, first_ms = start, now_ms, 0
     with translate_errors(), closing(PartitionReader(client, source.topic, start)) as reader:
         for _ in range(_MOST_READ):
+            # Without any message, a receive would wait; asked before each, this is a request more.
             if end == start and not reader.has_message_available():
                 message = None
             else:

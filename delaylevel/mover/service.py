@@ -166,6 +166,7 @@ class TopicTask:
 
     def _open(self) -> LocalMover:
         if self.stats.state == "failing":
+            # The failure may be one of the description, or of a broker that is away.
             self.description = self._describe()
         mover = self._acquire(self.description)
         if self.stats.state in ("standby", "starting"):
