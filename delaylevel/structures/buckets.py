@@ -206,19 +206,22 @@ _SPLIT_PARTS = 4
 #: ``_LOOSE_SHARE`` of all rows.
 _LOOSE_ROWS = 49_152
 _LOOSE_SHARE = 200
+#: Parts of a tail that are joined, so that not every added row copies the whole tail.
+_MOST_PARTS = 128
 _LOWEST_DUE = -(1 << 63)
 
 
 class TimeBucket:
     """Chunks, and a tail of rows that do not fill a chunk yet."""
 
-    __slots__ = ("check_at", "chunks", "low", "packed", "tail", "tail_due")
+    __slots__ = ("check_at", "chunks", "low", "packed", "parts", "tail_due", "tail_rows")
 
     def __init__(self, low: int) -> None:
         self.low = low  # lowest due time of the range, ms
         self.chunks: list[bytes] = []  # in the order of their keys
         self.packed = 0  # rows in chunks
-        self.tail = empty_rows()
+        self.parts: list[Rows] = []  # of the tail
+        self.tail_rows = 0
         self.tail_due = 0  # the earliest due time in the tail
         self.check_at = SPLIT_ROWS  # number of packed rows at which a split is tried
 
@@ -226,6 +229,12 @@ class TimeBucket:
         """Add a chunk."""
         self.packed += chunk_info(chunk).rows
         insort(self.chunks, chunk, key=chunk_key)
+
+    def tail(self) -> Rows:
+        """Return the rows of the tail."""
+        if len(self.parts) != 1:
+            self.parts = [np.concatenate([empty_rows(), *self.parts], axis=1)]
+        return self.parts[0]
 
 
 class BucketStore:
@@ -253,11 +262,11 @@ class BucketStore:
     def bound(self) -> Key | None:
         """Return a lower bound of all keys, with the exact due time; None without rows."""
         for index, bucket in enumerate(self._buckets):
-            if bucket.packed or bucket.tail.size:
+            if bucket.packed or bucket.tail_rows:
                 if index:
                     self._drop_before(index)
                 key = chunk_key(bucket.chunks[0]) if bucket.packed else None
-                if bucket.tail.size and (key is None or bucket.tail_due <= key[0]):
+                if bucket.tail_rows and (key is None or bucket.tail_due <= key[0]):
                     return bucket.tail_due, -1, -1
                 return key
         return None
@@ -272,11 +281,12 @@ class BucketStore:
         bucket = self._buckets[0]  # the first one with rows: `bound` has dropped those before it
         parts: list[Rows] = []
         loaded = 0
-        if bucket.tail.size and bucket.tail_due <= until_due:
-            near = bucket.tail[DUE] <= until_due
-            parts.append(bucket.tail[:, near])
+        if bucket.tail_rows and bucket.tail_due <= until_due:
+            tail = bucket.tail()
+            near = tail[DUE] <= until_due
+            parts.append(tail[:, near])
             loaded = parts[0].shape[1]
-            self._set_tail(bucket, bucket.tail[:, ~near])
+            self._set_tail(bucket, tail[:, ~near])
         count = 0
         for chunk in bucket.chunks:
             if chunk_info(chunk).min_due > until_due or loaded >= limit:
@@ -294,7 +304,7 @@ class BucketStore:
         """Remove one row; return False if there is none. Decode only chunks that may contain it."""
         due, ledger, entry = key
         bucket = self._buckets[int(self._bucket_indices(due))]
-        tail = bucket.tail
+        tail = bucket.tail()
         hit = (tail[DUE] == due) & (tail[LEDGER] == ledger) & (tail[ENTRY] == entry)
         if hit.any():
             self._set_tail(bucket, np.delete(tail, int(hit.argmax()), axis=1))
@@ -325,7 +335,7 @@ class BucketStore:
             default=None,
         )
         for bucket in self._buckets:
-            tail = first_position(bucket.tail)
+            tail = first_position(bucket.tail())
             if tail is not None and (low is None or tail < low):
                 low = tail
         return low
@@ -333,7 +343,7 @@ class BucketStore:
     def count_into(self, edges: Int64s, counts: Int64s) -> None:
         """Add to ``counts[i]``, of k + 1, the number of rows due in [edges[i - 1], edges[i])."""
         for bucket in self._buckets:
-            tail = edges.searchsorted(bucket.tail[DUE], side="right")
+            tail = edges.searchsorted(bucket.tail()[DUE], side="right")
             counts += np.bincount(tail, minlength=counts.size)
             for chunk in bucket.chunks:
                 info = chunk_info(chunk)
@@ -368,25 +378,34 @@ class BucketStore:
 
     def _append(self, bucket: TimeBucket, rows: Rows) -> None:
         """Add rows to the tail of a bucket; pack every full chunk."""
-        rows = np.concatenate((bucket.tail, rows), axis=1)
+        if bucket.tail_rows + rows.shape[1] < CHUNK_ROWS and rows.size:
+            least = int(rows[DUE].min())
+            bucket.tail_due = min(bucket.tail_due, least) if bucket.tail_rows else least
+            self._loose += rows.shape[1]
+            bucket.tail_rows += rows.shape[1]
+            bucket.parts.append(rows.copy())
+            if len(bucket.parts) > _MOST_PARTS:
+                bucket.tail()
+            return
+        rows = np.concatenate((bucket.tail(), rows), axis=1)
         full = rows.shape[1] // CHUNK_ROWS * CHUNK_ROWS
         for at in range(0, full, CHUNK_ROWS):
             bucket.push(self._codec.encode(rows[:, at : at + CHUNK_ROWS]))
         self._set_tail(bucket, rows[:, full:].copy() if full else rows)
 
     def _set_tail(self, bucket: TimeBucket, rows: Rows) -> None:
-        self._loose += rows.shape[1] - bucket.tail.shape[1]
-        bucket.tail = rows
+        self._loose += rows.shape[1] - bucket.tail_rows
+        bucket.parts, bucket.tail_rows = [rows], rows.shape[1]
         bucket.tail_due = int(rows[DUE].min()) if rows.size else 0
 
     def _limit_loose(self) -> None:
         """Pack the largest tails, half of the loose rows at a time, if there are too many."""
         while self._loose > max(_LOOSE_ROWS, self.rows // _LOOSE_SHARE):
             target = self._loose // 2
-            for bucket in sorted(self._buckets, key=lambda b: b.tail.size, reverse=True):
+            for bucket in sorted(self._buckets, key=lambda b: b.tail_rows, reverse=True):
                 if self._loose <= target:
                     break
-                bucket.push(self._codec.encode(bucket.tail))
+                bucket.push(self._codec.encode(bucket.tail()))
                 self._set_tail(bucket, empty_rows())
 
     def _split(self, bucket: TimeBucket) -> None:
@@ -410,7 +429,7 @@ class BucketStore:
             return
         # Chunks within one part move as they are; only the others are decoded.
         at = self._buckets.index(bucket)
-        tail = bucket.tail
+        tail = bucket.tail()
         fresh = [TimeBucket(low) for low in (bucket.low, *cuts)]
         self._buckets[at : at + 1] = fresh
         self._index_buckets()

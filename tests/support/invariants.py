@@ -53,11 +53,11 @@ def _check_store(store: BucketStore) -> None:
             assert info[7:9] == tuple(rows[1:, -1].tolist())
         assert total == bucket.packed
         assert bucket.chunks == sorted(bucket.chunks, key=chunk_key)
-        tail = bucket.tail[DUE]
-        assert tail.size < CHUNK_ROWS
+        tail = bucket.tail()[DUE]
+        assert tail.size == bucket.tail_rows < CHUNK_ROWS
         assert not tail.size or bucket.tail_due == tail.min() >= bucket.low
         assert not tail.size or high is None or tail.max() < high
-    assert store._loose == sum(b.tail.shape[1] for b in store._buckets)
+    assert store._loose == sum(b.tail_rows for b in store._buckets)
     assert store.rows == store._loose + sum(b.packed for b in store._buckets)
 
 
