@@ -43,6 +43,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -72,14 +73,7 @@ from delaylevel.structures.rows import Int64s
 from delaylevel.structures.segments.pending import PendingSegments
 
 from .pending import PendingIndex, WaitingQueues
-from .record import (
-    Batch,
-    Cancellation,
-    MessageRecord,
-    WindowMessage,
-    as_plain,
-    is_cancellation,
-)
+from .record import Batch, Cancellation, WindowMessage, as_message
 
 #: Number of messages of which the time of release is known, at least.
 _MESSAGES = 100_000
@@ -89,7 +83,6 @@ _SINGLE = 200
 #: Time after a takeover, and after the latest record, up to which an earlier owner may send what is
 #: due, ms: one second after that record, and some more to be sure.
 UNCLEAR_MS = 5_000
-_TARGET = WindowMessage._fields.index("target")
 _REASONS = {
     DispositionKind.HELD: "its target could not be written: the message is held, or was",
     DispositionKind.DROPPED: "dropped: its target does not exist",
@@ -197,7 +190,7 @@ class Cancellations:
         for each in index.tolist() if self._early else ():
             if records[each][:2] not in self._early:
                 continue
-            message = WindowMessage._make(as_plain(records[each])[: len(WindowMessage._fields)])
+            message = as_message(records[each])
             self.add(Cancellation(*message[:4], message.message_id, message.key), None)
 
     def _are_unclear(self, fetched: Batch, index: Int64s) -> Mask:
@@ -209,7 +202,7 @@ class Cancellations:
         paused, refused = self._state.paused, self._state.refused
         for row in np.flatnonzero(unclear).tolist() if paused else ():
             # Of a paused target, only what was due before the pause was sent.
-            until_ms = paused.get(as_plain(fetched.records[index[row]])[_TARGET])
+            until_ms = paused.get(as_message(fetched.records[index[row]]).target)
             unclear[row] = until_ms is None or due_ms[row] <= until_ms
         if refused:
             unclear |= np.array([each in refused for each in fetched.positions[index].tolist()])
@@ -351,7 +344,7 @@ class Cancellations:
         if found:
             due_ms = np.array([each.deadline_ms for each in found], dtype=np.int64)
             positions = np.array([each.position for each in found], dtype=np.int64)
-            records = [tuple(each.cancellation) for each in found]
+            records = [each.cancellation for each in found]
             self._queue.pending.put(Batch(due_ms, positions, records))
             self._early.update(each.cancellation[:2] for each in found)
             self.waiting += len(found)
@@ -366,10 +359,11 @@ class Cancellations:
         keep = np.ones(len(records), dtype=np.bool_)
         # The time of such a cancellation is over: it does not come back to the pending messages.
         if self.waiting:
-            keep[:] = [not is_cancellation(record) for record in records]
-            for each in np.flatnonzero(~keep).tolist():
-                self.waiting -= 1
-                self.add(Cancellation(*records[each]), int(positions[each]), waited=True)
+            for each, record in enumerate(records):
+                if isinstance(record, Cancellation):
+                    keep[each] = False
+                    self.waiting -= 1
+                    self.add(record, int(positions[each]), waited=True)
         index = np.flatnonzero(keep)
         if self.cancelled and index.size:
             ids = IdColumns.of(records, index)
@@ -433,7 +427,7 @@ class DelayQueue:
         self._withheld = Counter(
             each for intent in self.unresolved.values() for each in intent.positions.tolist()
         )
-        self._offered_again: dict[int, tuple[int, MessageRecord]] = {}
+        self._offered_again: dict[int, tuple[int, WindowMessage]] = {}
         # Open intents of messages that are pending again, and perhaps were sent. There are few, and
         # only after a takeover: they need no index.
         self._reopened: list[Intent] = []
@@ -491,8 +485,8 @@ class DelayQueue:
         if requests.size:
             self._open.update(to_array(positions[requests]))
             for each in requests.tolist():
-                record = fetched.records[each]
-                self.cancelling.add(Cancellation._make(record), int(positions[each]))
+                record = cast("Cancellation", fetched.records[each])
+                self.cancelling.add(record, int(positions[each]))
         # Last, because the low watermark may then pass what is not open: a copy, or a released one.
         self.last_offered = max(self.last_offered, int(positions.max()))
         return tracked.size, unknown.size - tracked.size
@@ -516,7 +510,7 @@ class DelayQueue:
             keeps = np.array([each in self._withheld for each in positions], dtype=np.bool_)
             for each in tracked[keeps].tolist():
                 # If the broker has it, nothing must publish it again.
-                found = int(fetched.due_ms[each]), as_plain(fetched.records[each])
+                found = int(fetched.due_ms[each]), as_message(fetched.records[each])
                 self._offered_again[int(fetched.positions[each])] = found
             index = tracked[~keeps]
         # The messages are in memory already. Refused ones would have to wait there, too.

@@ -23,7 +23,7 @@ from delaylevel.model.position import Position
 from delaylevel.structures.positions import LAST_INDEX, pack
 
 from .host import WORK_LOCK
-from .record import Batch, Recorder
+from .record import Batch, MessageRecord, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +253,7 @@ class Fetcher:
                 return None
             taken = [message for message, at in every if at.batch <= LAST_INDEX]
             ledgers, entries, indices = positions_of(taken)
-        records: list[tuple[Any, ...]] = []
+        records: list[MessageRecord] = []
         cancellations = self._record.cancellations
         for found in map(self._record.packed, taken, ledgers, entries, indices):
             if found is None:

@@ -15,15 +15,7 @@ from delaylevel.model.clock import Clock
 from delaylevel.structures.positions import ENTRY_BITS
 from delaylevel.structures.segments.pending import PendingSegments
 
-from .record import (
-    PACKED_FIELDS,
-    STORED,
-    Batch,
-    MessageRecord,
-    attributes,
-    packed,
-    unpacked,
-)
+from .record import STORED, Batch, attributes, packed, unpacked
 
 #: Approximate memory of a row outside the segments: tracker, set of open positions, and IDs.
 _ROW_BYTES = 20
@@ -77,9 +69,7 @@ class PendingIndex:
         if not records:
             return
         attribute = attributes(self.attribute, records)
-        payloads = [
-            each[STORED] if len(each) == PACKED_FIELDS else packed(each) for each in records
-        ]
+        payloads = [each[STORED] if type(each) is tuple else packed(each) for each in records]
         self.segments.append(batch.rows, payloads, attribute, force=force)
         self.last_due_ms = max(self.last_due_ms, int(batch.due_ms.max()))
         self._changed = True
@@ -179,7 +169,7 @@ class WaitingQueues:
         if in_memory or not (full or each.rest):
             each.batches.append(Batch(batch.due_ms, batch.positions, batch.records))
             each.count += len(batch)
-            self._size += sum(map(_size, batch.records))
+            self._size += _size(batch)
         else:
             each.rest = each.rest if each.rest is not None else self._overflow()
             share = max(self._budget // (len(self._queues) + 1), _LEAST_BYTES)
@@ -203,7 +193,7 @@ class WaitingQueues:
             taken.append(batch)
             count -= len(batch)
             each.count -= len(batch)
-            self._size -= sum(map(_size, batch.records))
+            self._size -= _size(batch)
         if not len(each):
             if each.rest is not None:
                 each.rest.segments.close()
@@ -216,5 +206,5 @@ class WaitingQueues:
             each.segments.close()
 
 
-def _size(record: MessageRecord) -> int:
-    return _MESSAGE_BYTES + sum(len(value) for value in record if type(value) is bytes)
+def _size(batch: Batch) -> int:
+    return sum(_MESSAGE_BYTES + len(each.value or b"") for each in batch.messages)

@@ -1,8 +1,9 @@
 """Messages of the window topic in the form in which the delay queue keeps them.
 
-A record is a plain tuple of values that can be marshalled, because the queue may write it to disk,
-or one with the fields of `PackedRecord`, which has its stored form already. `WindowMessage` names
-the fields of the former. The first two identify the message among its copies.
+A record is a `WindowMessage`, a `Cancellation`, or a plain tuple with the fields of `PackedRecord`,
+which has its stored form already: that is how nearly every message is read. The first two fields
+identify the message among its copies. All values can be marshalled, because the queue may write
+them to disk.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from struct import Struct
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -74,12 +75,11 @@ _NEVER = str(NEVER_MS)
 #: Number of kinds of messages that a recorder remembers.
 _MAX_KINDS = 4096
 _is_ours = re.compile(re.escape(PREFIX)).match
-#: Values that ``marshal`` can write. The first two are (id_key, id).
+#: A `WindowMessage`, a `Cancellation`, or a plain tuple with the fields of `PackedRecord`.
 MessageRecord: TypeAlias = "tuple[Any, ...]"
 
-
-# First byte of a stored form; that of a marshalled tuple is another one.
-PLAIN, _EXTENDED = 1, 2
+#: First byte of a stored form.
+PLAIN, _EXTENDED, _MESSAGE, _CANCELLATION = 1, 2, 3, 4
 
 
 def with_key(number: int, key: str) -> int:
@@ -114,26 +114,22 @@ class StoredKind(NamedTuple):
 
 
 class PackedRecord(NamedTuple):
-    """The fields of a plain tuple that stands for a record: no other record has as many.
-
-    The stored form is that which `unpacked` reads.
-    """
+    """The fields of a plain tuple that stands for a message: to make a named one costs more."""
 
     id_key: str
     id: int
     due_ms: int
-    stored: bytes
+    stored: bytes  # the form that `unpacked` reads
     size: int
     properties: Mapping[str, str]
 
 
-PACKED_FIELDS = len(PackedRecord._fields)
 STORED = PackedRecord._fields.index("stored")
 
 
 # The kinds of this process with their sources, and their numbers, which never change.
 _KINDS: list[tuple[StoredKind, str]] = []
-_NUMBERS: dict[StoredKind, int] = {}
+_NUMBERS: dict[tuple[str, ...], int] = {}
 _ADDING = threading.Lock()
 
 
@@ -161,16 +157,17 @@ def packed_extended(
     return _EXTENDED_HEAD.pack(_EXTENDED, kind, number, due_ms, len(more)) + more + (value or b"")
 
 
-def packed(record: tuple[Any, ...]) -> bytes:
+def packed(record: MessageRecord) -> bytes:
     """Return the stored form of a record that is not packed."""
+    tag = _CANCELLATION if type(record) is Cancellation else _MESSAGE
     try:
-        return marshal.dumps(tuple(record), _MARSHAL_VERSION)
+        return bytes((tag,)) + marshal.dumps(tuple(record), _MARSHAL_VERSION)
     except ValueError as error:
         raise InvalidInputError(f"a record cannot be stored: {error}") from None
 
 
-def unpacked(stored: bytes) -> tuple[Any, ...]:
-    """Return the record that a stored form stands for, as a plain tuple."""
+def unpacked(stored: bytes) -> WindowMessage | Cancellation:
+    """Return the record that a stored form stands for."""
     tag = stored[0]
     if tag == PLAIN:
         _, kind, number, due_ms = _HEAD.unpack_from(stored)
@@ -178,13 +175,17 @@ def unpacked(stored: bytes) -> tuple[Any, ...]:
         name = _position_id(source, number)
         properties = {DUE: str(due_ms), TARGET: target, ID: name}
         value = stored[_HEAD.size :]
-        return (
-            *(id_key, number, due_ms, target, schema, 0, name, "", "", 0, properties),
-            *(value, compression, 0),
+        # This is what _make does, without a call in Python for each message.
+        return tuple.__new__(
+            WindowMessage,
+            (
+                *(id_key, number, due_ms, target, schema, 0, name, "", "", 0, properties),
+                *(value, compression, 0, None),
+            ),
         )
     if tag != _EXTENDED:
-        record: tuple[Any, ...] = marshal.loads(stored)
-        return record
+        fields = marshal.loads(memoryview(stored)[1:])
+        return Cancellation(*fields) if tag == _CANCELLATION else WindowMessage(*fields)
     _, kind, number, due_ms, size = _EXTENDED_HEAD.unpack_from(stored)
     start = _EXTENDED_HEAD.size
     is_null, name, key, ordering_key, event_ms, properties, expires_ms = marshal.loads(
@@ -195,21 +196,13 @@ def unpacked(stored: bytes) -> tuple[Any, ...]:
         name = _position_id(source, number)
     properties[DUE], properties[TARGET], properties[ID] = str(due_ms), target, name
     payload = None if is_null else stored[start + size :]
-    return (
-        *(
-            id_key,
-            with_key(number, key),
-            due_ms,
-            target,
-            schema,
-            0,
-            name,
-            key,
-            ordering_key,
-            event_ms,
-            properties,
+    identity = id_key, with_key(number, key)
+    return tuple.__new__(
+        WindowMessage,
+        (
+            *(*identity, due_ms, target, schema, 0, name, key, ordering_key, event_ms, properties),
+            *(payload, compression, expires_ms, None),
         ),
-        *(payload, compression, expires_ms),
     )
 
 
@@ -219,9 +212,9 @@ def _position_id(source: str, number: int) -> str:
     return f"{source}:{number >> ENTRY_BITS}:{entry}:{batch}"
 
 
-def as_plain(record: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a record as a plain tuple that is not packed."""
-    return unpacked(record[STORED]) if len(record) == PACKED_FIELDS else tuple(record)
+def as_message(record: MessageRecord) -> WindowMessage:
+    """Return a record of a message that is perhaps packed."""
+    return cast("WindowMessage", unpacked(record[STORED]) if type(record) is tuple else record)
 
 
 class WindowMessage(NamedTuple):
@@ -241,6 +234,8 @@ class WindowMessage(NamedTuple):
     value: bytes | None
     compression: str = ""  # of the message's producer, or empty
     expires_ms: int = 0  # time from which the message is not released; 0 for none
+    # From its publish time in the window until it is due, if that is the attribute.
+    delay_ms: int | None = None
 
     @property
     def envelope(self) -> Envelope:
@@ -305,23 +300,6 @@ def _is_time(text: str) -> bool:
     return len(text) == DUE_DIGITS and text.isdecimal() and text.isascii() and text[0] != "0"
 
 
-class _Kind(NamedTuple):
-    """Fields of the records of all messages with the same target, schema and compression."""
-
-    stored: StoredKind  # that of the messages whose first position is in this window partition
-    own_number: int | None  # its number; None if there are too many kinds
-    # By ID key, the number of the kind with this key, and True if it has a source.
-    others: dict[str, tuple[int | None, bool]]
-
-    def other(self, id_key: str) -> tuple[int | None, bool]:
-        """Return, and remember, the item of ``others`` of an ID key."""
-        kind = self.stored._replace(id_key=id_key)
-        if len(self.others) >= _MAX_KINDS:
-            self.others.clear()
-        self.others[id_key] = kind_number(kind), bool(kind.source)
-        return self.others[id_key]
-
-
 class Recorder:
     """Conversion of the messages of one window partition into records.
 
@@ -345,12 +323,14 @@ class Recorder:
         self.descriptions = descriptions
         with_delay = descriptions.latest().attribute == DELAY_ATTRIBUTE
         # Function that returns the record of a message of the client's core by its position (batch
-        # is -1 for an unbatched entry), or None as a call does. It nearly always has the fields of
-        # `PackedRecord`, unless it has the delay.
+        # is -1 for an unbatched entry), or None as a call does. It is nearly always packed, unless
+        # it has the delay.
         self.packed = self._with_delay if with_delay else self._packed
         self._topic = topic
         self._source = topic.removeprefix("persistent://")
-        self._kinds: dict[tuple[str | None, str | None, str | None], _Kind] = {}
+        # By target, schema and compression as they are spelled, the kind of the messages whose
+        # first position is in this window partition.
+        self._kinds: dict[tuple[str | None, str | None, str | None], StoredKind] = {}
         self._known: LevelTopicDescription | None = None  # the description behind the kinds
         self._last_stored = last_stored
         self._now_s = now_s
@@ -362,14 +342,15 @@ class Recorder:
 
     def _with_delay(
         self, message: Any, ledger: int, entry: int, batch: int
-    ) -> tuple[Any, ...] | None:
-        """Return the record of a message, and its delay, not packed; see `packed`."""
+    ) -> MessageRecord | None:
+        """Return the record of a message with its delay, not packed; see `packed`."""
         found = self._packed(message, ledger, entry, batch)
-        if found is None or is_cancellation(found):
+        if found is None or type(found) is Cancellation:
             return found
-        return (*as_plain(found), found[_DUE_FIELD] - message.publish_timestamp())
+        found = as_message(found)
+        return found._replace(delay_ms=found.due_ms - message.publish_timestamp())
 
-    def _packed(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
+    def _packed(self, message: Any, ledger: int, entry: int, batch: int) -> MessageRecord | None:
         # This runs for every message, and a restart reads all pending ones: no further calls.
         try:
             properties = message.properties()
@@ -395,19 +376,24 @@ class Recorder:
             or (batch < 0 and message.encryption_context() is not None)
         ):
             return self._record_checked(message, ledger, entry, batch)
-        stored_kind, id_key, name = kind.own_number, kind.stored.id_key, None
+        id_key, name = kind.id_key, None
         if own_id is None:
             number = ledger << ENTRY_BITS | entry << 10 | (batch + 1)
             if ledger >= LEDGER_LIMIT or entry >= ENTRY_LIMIT or batch >= LAST_INDEX:
                 own_id = f"{self._source}:{ledger}:{entry}:{batch}"
         elif not own_id:
             return self._record_checked(message, ledger, entry, batch)
+        whole: tuple[str, ...] = kind
         if own_id:
-            id_key, number = _id_number(own_id, kind.stored.target)
-            stored_kind, has_source = kind.others.get(id_key) or kind.other(id_key)
-            name = None if has_source else own_id
+            id_key, number = _id_number(own_id, kind.target)
+            whole = (*kind[:3], id_key)
+        stored_kind = _NUMBERS.get(whole)
         if stored_kind is None:
-            return self._record_checked(message, ledger, entry, batch)
+            stored_kind = kind_number(StoredKind(*whole))
+            if stored_kind is None:
+                return self._record_checked(message, ledger, entry, batch)
+        if own_id and not _KINDS[stored_kind][1]:
+            name = own_id
         due_ms, event_ms, value = int(due), message.event_timestamp(), message.data()
         if value and not (properties or key or ordering_key or event_ms or name or expires):
             stored = pack_head(PLAIN, stored_kind, number, due_ms) + value
@@ -419,38 +405,34 @@ class Recorder:
 
     def _record_checked(
         self, message: Any, ledger: int, entry: int, batch: int
-    ) -> tuple[Any, ...] | None:
+    ) -> WindowMessage | Cancellation | None:
         """Check a message, and remember its kind; arguments and result as for `packed`."""
         parked = parked_message(message, ledger, entry, batch)
         found = self(parked)
-        if found is None or isinstance(found, Cancellation):
-            return found
-        if found.target:
+        if isinstance(found, WindowMessage) and found.target:
             properties = parked.properties
             spelled = properties[TARGET], properties.get(SCHEMA), properties.get(COMPRESSION)
             if len(self._kinds) >= _MAX_KINDS:
                 self._kinds = {}
             id_key = _id_key(found.target, self._source, "")
             kind = StoredKind(found.target, found.schema, found.compression, id_key)
-            self._kinds[spelled] = _Kind(kind, kind_number(kind), {})
-        return tuple(found)
+            self._kinds[spelled] = kind
+        return found
 
     def __call__(self, message: ParkedMessage) -> WindowMessage | Cancellation | None:
         """Return the record of a message; None if :meth:`refresh` has to be called first."""
         # A flood of messages with unknown targets needs few reads: one read decides about
         # everything that was stored before it.
         try:
-            envelope = hop.open_envelope(self.descriptions.latest(), self._topic, message)
-        except UnknownTargetError:
-            stored_s = self._stored_s if message.position < self._stored else self._now_s()
-            description = self.descriptions.read_since(stored_s)
-            if description is None:
-                self._undecided = message.position
-                return None
             try:
+                envelope = hop.open_envelope(self.descriptions.latest(), self._topic, message)
+            except UnknownTargetError:
+                stored_s = self._stored_s if message.position < self._stored else self._now_s()
+                description = self.descriptions.read_since(stored_s)
+                if description is None:
+                    self._undecided = message.position
+                    return None
                 envelope = hop.open_envelope(description, self._topic, message)
-            except EnvelopeError as error:
-                return self._dead_letter(message, error.reason)
         except EnvelopeError as error:
             return self._dead_letter(message, error.reason)
         assert envelope.id is not None
@@ -493,18 +475,13 @@ class Recorder:
         )  # fmt: skip
 
 
-def is_cancellation(record: tuple[Any, ...]) -> bool:
-    """Return True if a record is a cancellation, as it was read or as a plain tuple."""
-    return len(record) == len(Cancellation._fields)
-
-
 @dataclass(eq=False)
 class Batch:
     """Messages outside the segments, in the order of the topic or that of (due time, position)."""
 
     due_ms: Int64s
     positions: Int64s  # packed
-    records: list[MessageRecord]  # those of a batch that was read may be packed
+    records: Sequence[MessageRecord]  # those of a batch that was read may be packed
     number: int = -1  # of a batch that is launched
     cancellations: int = 0  # number of the records that are one, in a batch that was read
 
@@ -539,47 +516,41 @@ class Batch:
         rows: Rows = np.array([self.due_ms, *unpack(self.positions)], dtype=np.int64)
         return rows
 
-    @cached_property
+    @property
     def messages(self) -> list[WindowMessage]:
-        """The records as messages, shape (n,)."""
-        # This is what _make does, without a call in Python for each message.
-        return [tuple.__new__(WindowMessage, record) for record in self.records]
+        """The records of a batch that is due: no cancellations, and none is packed; shape (n,)."""
+        return cast("list[WindowMessage]", self.records)
 
 
-_DUE_FIELD = WindowMessage._fields.index("due_ms")
-_VALUE = WindowMessage._fields.index("value")
-_PROPERTIES = WindowMessage._fields.index("properties")
-_PACKED_SIZE = PackedRecord._fields.index("size")
-_PACKED_PROPERTIES = PackedRecord._fields.index("properties")
-#: Index of the delay, which follows the fields of a record if the attribute is the delay.
-_DELAY = len(WindowMessage._fields)
+_SIZE = PackedRecord._fields.index("size")
+_PROPERTIES = PackedRecord._fields.index("properties")
 
 
 # Every message has one number: the size of its payload, its delay in the window (from its publish
 # time there until it is due), or one of its properties. It is NaN without a number.
-def attributes(name: str, records: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.float64]:
+def attributes(name: str, records: Sequence[Any]) -> npt.NDArray[np.float64]:
     """Return the attribute of each record, shape (n,), by its name in the level topic."""
-    found: list[float]
+    found: list[float | None]
     if name == SIZE_ATTRIBUTE:
         found = [
-            record[_PACKED_SIZE]
-            if len(record) == PACKED_FIELDS
-            else np.nan
-            if is_cancellation(record)
-            else len(record[_VALUE] or b"")
+            record[_SIZE]
+            if type(record) is tuple
+            else None
+            if type(record) is Cancellation
+            else len(record.value or b"")
             for record in records
         ]
     elif name == DELAY_ATTRIBUTE:
-        found = [record[_DELAY] if len(record) > _DELAY else np.nan for record in records]
+        found = [getattr(record, "delay_ms", None) for record in records]
     else:
         found = [
-            np.nan if is_cancellation(record) else number(_properties(record).get(name))
+            None if type(record) is Cancellation else number(_properties(record).get(name))
             for record in records
         ]
-    return np.array(found, dtype=np.float64)
+    return np.array(found, dtype=np.float64)  # None becomes NaN
 
 
-def _properties(record: tuple[Any, ...]) -> Mapping[str, str]:
-    packed = len(record) == PACKED_FIELDS
-    properties: Mapping[str, str] = record[_PACKED_PROPERTIES if packed else _PROPERTIES]
+def _properties(record: Any) -> Mapping[str, str]:
+    properties: Mapping[str, str]
+    properties = record[_PROPERTIES] if type(record) is tuple else record.properties
     return properties

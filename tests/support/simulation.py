@@ -657,7 +657,7 @@ class Simulation:
         batch = Batch(
             np.array([message.due_ms for message in some], dtype=np.int64),
             np.array(list(map(packed, range(self.offered, len(self.window)))), dtype=np.int64),
-            [tuple(each) if isinstance(each, WindowMessage) else each for each in some],
+            some,
             cancellations=sum(isinstance(each, Cancellation) for each in some),
         )
         self.owner.take_in(batch)

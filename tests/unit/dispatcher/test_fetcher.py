@@ -93,7 +93,7 @@ class Window:
         if position == self.undecided:
             return None
         due_ms = self._dues[position[1]]
-        return tuple(WindowMessage("", 0, due_ms, "orders", "", 0, "", "", "", 0, {}, b""))
+        return WindowMessage("", 0, due_ms, "orders", "", 0, "", "", "", 0, {}, b"")
 
     def refresh(self) -> None:
         assert CAUGHT_UP not in self.events

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from delaylevel.dispatcher.record import (
     Recorder,
-    as_plain,
+    as_message,
     attributes,
     packed,
     unpacked,
@@ -74,7 +74,7 @@ def message(entry: int, target: str = ADDED, due: str = "1700000000000") -> Park
 
 def target_of(records: Recorder, message: Any) -> str | None:
     found = records.packed(message, 7, 1, -1)
-    return None if found is None else as_plain(found)[3]
+    return None if found is None else as_message(found).target
 
 
 def test_a_message_of_an_unknown_target_waits_for_a_description_that_is_read_after_it() -> None:
@@ -167,8 +167,8 @@ def test_a_field_that_is_not_utf_8_makes_a_dead_letter(warm: bool) -> None:
     builder = _pulsar.MessageBuilder().content(b"body").properties(PARKED)
     found = records.packed(builder.partition_key(b"\xff").build(), 7, 1, -1)
     assert found is not None
-    assert as_plain(found)[3] == ""
-    assert RAW_KEY in as_plain(found)[10]
+    assert as_message(found).target == ""
+    assert RAW_KEY in as_message(found).properties
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -180,8 +180,8 @@ def test_an_encrypted_message_makes_a_dead_letter(warm: bool) -> None:
     encrypted.encryption = object()
     found = records.packed(encrypted, 7, 1, -1)
     assert found is not None
-    assert as_plain(found)[3] == ""
-    assert "it is encrypted" in as_plain(found)[10][env.REASON]
+    assert as_message(found).target == ""
+    assert "it is encrypted" in as_message(found).properties[env.REASON]
 
 
 # -- the fast way, which checks each kind of message once
@@ -251,9 +251,9 @@ def test_a_message_has_the_same_record_as_if_it_were_checked_completely(
                 assert checked is None
                 continue
             assert checked is not None
-            found = as_plain(stored)
-            assert type(found) is tuple
-            assert found[: len(checked)] == tuple(checked)
-            assert list(found[10]) == list(checked.properties)
+            found = as_message(stored)
+            assert found._replace(delay_ms=None) == checked
+            assert (found.delay_ms is None) == (attribute != "delay")
+            assert list(found.properties) == list(checked.properties)
             assert unpacked(packed(found)) == found
             np.testing.assert_array_equal(of([stored]), of([found]))
