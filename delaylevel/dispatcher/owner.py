@@ -24,14 +24,15 @@ from typing import Any
 from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.cluster.own_producers import DeadLetterTopic, OwnProducers
+from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler
 from delaylevel.cluster.targets.pool import TargetPool
 from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack_message
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
-from delaylevel.dispatcher.publishing.in_flight import InFlightBatches, SetAsideTopics
+from delaylevel.dispatcher.publishing.in_flight import InFlightBatches
 from delaylevel.dispatcher.publishing.outcomes import CancellationDesk
+from delaylevel.dispatcher.publishing.own_topics import OwnTopics
 from delaylevel.dispatcher.publishing.publisher import BatchPublisher
 from delaylevel.dispatcher.publishing.targets import TargetPartitions
 from delaylevel.errors import BrokerError
@@ -49,7 +50,7 @@ from delaylevel.structures.segments.pending import (
 from delaylevel.topics.registry import keep_dead_letters
 
 from .assignment import window_sources
-from .delay_queue import UNCLEAR_MS, CancelRequest, DelayQueue, RecentReleases
+from .delay_queue import UNCLEAR_MS, DelayQueue, RecentReleases
 from .fetcher import CAUGHT_UP, Fetcher
 from .host import PUBLISHING, WORK_LOCK, Host, publishing
 from .record import Batch, Recorder
@@ -194,7 +195,7 @@ class PartitionOwner:
         opened.callback(journal.close)
         delay_queue = self._queue = self._open_queue(journal, host.descriptions.latest())
         opened.callback(delay_queue.close)
-        set_aside = SetAsideTopics(host)
+        set_aside: OwnTopics[Any] = OwnTopics(host, f"the held and dead letters of {self.topic}")
         opened.callback(set_aside.close)
         numbered = settings.delivery is Delivery.EFFECTIVELY_ONCE
         window = self.topic.removeprefix("persistent://")
@@ -214,7 +215,7 @@ class PartitionOwner:
         partitions = TargetPartitions(host) if numbered else None
         flights = InFlightBatches(host, delay_queue, pool, journal, set_aside, numbered=numbered)
         self._publisher = BatchPublisher(host, delay_queue, pool, flights, partitions)
-        outcomes: OwnProducers[CancelRequest] = OwnProducers(host.client, "", host.loop)
+        outcomes: OwnTopics[Any] = OwnTopics(host, f"the outcomes of {self.topic}")
         opened.callback(outcomes.close)
         self.desk = CancellationDesk(host, delay_queue, journal, outcomes, self._source)
 

@@ -537,7 +537,7 @@ class Simulation:
         self.publisher, self.pool = owner._publisher, owner._publisher.pool
         self.set_aside = self.publisher.in_flight._set_aside
         self._watch_disk(self.queue.waiting)
-        self._watch_expiry(self.set_aside)
+        self._watch_expiry(self.publisher.in_flight)
         self._watch_sends(self.pool, self._check_sends)
         self._watch_order(self.queue)
         self.offered = 0
@@ -600,9 +600,9 @@ class Simulation:
         assert state.low_watermark > packed(last), "the journal does not allow to acknowledge this"
         self.broker.acknowledged = end
 
-    def _watch_expiry(self, topics: Any) -> None:
+    def _watch_expiry(self, flights: Any) -> None:
         """Note what expires, and check that it does not before its time."""
-        send = topics.send
+        send = flights._send_aside
 
         def checked(flight: Any) -> None:
             send(flight)
@@ -612,7 +612,7 @@ class Simulation:
                     assert self._expires_ms(message_id) <= self.clock.now_ms()
                     self.expired[message_id] += 1
 
-        topics.send = checked
+        flights._send_aside = checked
 
     def _expires_ms(self, message_id: str) -> float:
         due_ms, expires_ms = self._times[message_id]

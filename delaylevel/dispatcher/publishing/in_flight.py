@@ -14,8 +14,7 @@ much as a message. With sequence IDs they are written before the next intents at
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
@@ -23,7 +22,6 @@ from operator import attrgetter
 
 import numpy as np
 
-from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.cluster.targets.send_state import SendOutcome, Sent
@@ -42,12 +40,11 @@ from delaylevel.model.due_time import expired_reason, expires_at_ms
 from delaylevel.model.envelope import REASON
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover import hop
-from delaylevel.mover.carrier import Carried, OwnPlaces
+from delaylevel.mover.carrier import Carried
 from delaylevel.mover.hop import Place, Placed
 
+from .own_topics import OwnTopics
 from .targets import parse_target, target_name
-
-log = logging.getLogger(__name__)
 
 #: Limits of one target's messages in flight, and of those that are being set aside. Beyond them
 #: messages wait.
@@ -80,8 +77,6 @@ _COMMIT_S = 0.5
 _UNCOMMITTED = 2_000
 # The longest time until a message is counted whose flight is not completely confirmed.
 _COUNT_S = 1.0
-# Pause before messages that were not set aside are sent again.
-_RETRY_S = 1.0
 
 
 @dataclass(eq=False)
@@ -107,67 +102,6 @@ class InFlightBatch:
         """Due time of each message, ms since the epoch."""
         dues: list[int] = self.batch.due_ms.tolist()
         return dues
-
-
-class SetAsideTopics(OwnPlaces[tuple[InFlightBatch, int]]):
-    """The held and the dead-letter topic, for messages of flights that are not published."""
-
-    def __init__(self, host: Host) -> None:
-        super().__init__(host.client, host.admin, host.descriptions.latest, host.clock, host.loop)
-        self._dead_letters = host.descriptions.latest().dead_letter_topic.partition(0).full
-        self._again: list[Carried[tuple[InFlightBatch, int]]] = []
-        self._again_s = 0.0
-        self._warning = RepeatedWarning(log, f"{self._dead_letters} or its held topic")
-
-    @property
-    def load(self) -> tuple[int, int]:
-        """Number and bytes of the messages that are not confirmed."""
-        messages, size = super().load
-        return messages + len(self._again), size + sum(each.size for each in self._again)
-
-    def send(self, flight: InFlightBatch) -> None:
-        """Send the refused messages of a flight to their topics without waiting."""
-        for index, reason in sorted(flight.refused.items()):
-            message = flight.batch.messages[index]
-            placed = self._placed(message, reason)
-            place = placed.place
-            flight.counted.append((place.counter, place.counted_by))
-            if place.topic:
-                flight.aside += 1
-                envelope = message.envelope if message.target else None
-                self.put(Carried((flight, index), message, envelope, placed))
-        self.flush()
-
-    def _placed(self, message: WindowMessage, reason: str) -> Placed:
-        description = self._describe()
-        if message.target:
-            now_ms = self._clock.now_ms()
-            return hop.set_aside(description, message, message.envelope, reason, now_ms)
-        letter, properties = description.dead_letter_topic.partition(0).full, message.properties
-        return Placed(Place("dead", properties.get(REASON, ""), letter), properties)
-
-    def confirmed(self) -> Iterator[tuple[InFlightBatch, int, bool]]:
-        """Yield flight, index, and if it is a dead letter, of each message that was confirmed."""
-        # A message that was not confirmed is sent again. If the owner gave up instead, the next one
-        # would publish the messages in flight of every other target again.
-        if self._again and self._now_s() >= self._again_s:
-            again, self._again = self._again, []
-            for carried in again:
-                carried.reason = ""
-                self.put(carried)
-            self.flush()
-        for carried in self.poll():
-            topic = carried.place.topic
-            if carried.reason:
-                reason = f"{topic} did not confirm ({carried.reason}): its messages are sent again"
-                self._warning.failed(reason)
-                self._again.append(carried)
-                self._again_s = self._now_s() + _RETRY_S
-                continue
-            if not self._again:
-                self._warning.over()
-            yield *carried.item, topic == self._dead_letters
-        self.flush()  # what was too large for the held topic
 
 
 def expired(
@@ -203,7 +137,7 @@ class InFlightBatches:
         delay_queue: DelayQueue,
         pool: TargetPool[PoolItem],
         journal: Journal,
-        set_aside: SetAsideTopics,
+        set_aside: OwnTopics[tuple[InFlightBatch, int]],
         *,
         numbered: bool,
     ) -> None:
@@ -211,7 +145,8 @@ class InFlightBatches:
         self._queue = delay_queue
         self._pool = pool
         self._journal = journal
-        self._set_aside = set_aside
+        self._set_aside = set_aside  # the held and the dead-letter topic
+        self._dead_letters = host.descriptions.latest().dead_letter_topic.partition(0).full
         self._numbered = numbered
         self._clock = host.clock
         self._now_s = host.now_s
@@ -485,8 +420,9 @@ class InFlightBatches:
             owner.left -= 1
             if not owner.left:
                 done.append(owner)
-        for flight, index, dead in self._set_aside.confirmed():
-            if dead:
+        for carried in self._set_aside.confirmed():
+            flight, index = carried.item
+            if carried.place.topic == self._dead_letters:
                 flight.may_return.append(index)
             flight.aside -= 1
             if not flight.aside:
@@ -586,12 +522,32 @@ class InFlightBatches:
         if not flight.refused:
             self._commit(flight)
             return
-        self._set_aside.send(flight)
+        self._send_aside(flight)
         if not flight.aside:
             self._commit(flight)
         elif flight.key is not None:
             flight.size = sum(len(message.value or b"") for message in flight.batch.messages)
             self._count_refused(flight.key.topic, len(flight.batch), flight.size)
+
+    def _send_aside(self, flight: InFlightBatch) -> None:
+        """Send the refused messages of a flight to their topics without waiting."""
+        for index, reason in sorted(flight.refused.items()):
+            message = flight.batch.messages[index]
+            placed = self._placed(message, reason)
+            place = placed.place
+            flight.counted.append((place.counter, place.counted_by))
+            if place.topic:
+                flight.aside += 1
+                envelope = message.envelope if message.target else None
+                self._set_aside.put(Carried((flight, index), message, envelope, placed))
+        self._set_aside.flush()
+
+    def _placed(self, message: WindowMessage, reason: str) -> Placed:
+        if message.target:
+            description, now_ms = self._host.descriptions.latest(), self._clock.now_ms()
+            return hop.set_aside(description, message, message.envelope, reason, now_ms)
+        why = message.properties.get(REASON, "")
+        return Placed(Place("dead", why, self._dead_letters), message.properties)
 
     def _count_refused(self, topic: str, messages: int, size: int) -> None:
         before, size_before = self._refused_load.pop(topic, (0, 0))

@@ -16,12 +16,10 @@ from functools import partial
 
 import numpy as np
 
-from delaylevel.cluster.failures import TOO_LARGE
 from delaylevel.cluster.logs import RepeatedWarning
-from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.scheduler import NEVER
-from delaylevel.cluster.targets.send_state import NO_PAYLOAD, SendOutcome
+from delaylevel.cluster.targets.send_state import NO_PAYLOAD
 from delaylevel.dispatcher.delay_queue import UNCLEAR_MS, CancelRequest, DelayQueue
 from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import LowWatermark, pack_message
@@ -29,11 +27,13 @@ from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.position import Position, SourcePartition
+from delaylevel.mover.carrier import Carried
+from delaylevel.mover.hop import Place, Placed
+
+from .own_topics import OwnTopics
 
 log = logging.getLogger(__name__)
 
-# Pause before outcomes that were not confirmed are sent again.
-_CREATE_AGAIN_S = 1.0
 #: Time after which outcomes are deleted. They are not compacted: that needs a policy or an
 #: operator, and would keep an outcome of every ID for ever.
 RETENTION_S = 24 * 3600
@@ -64,7 +64,7 @@ class CancellationDesk:
         host: Host,
         delay_queue: DelayQueue,
         journal: Journal,
-        outcomes: OwnProducers[CancelRequest],
+        outcomes: OwnTopics[CancelRequest],
         source: SourcePartition,
     ) -> None:
         self._host = host
@@ -76,9 +76,6 @@ class CancellationDesk:
         self._outcomes = outcomes
         # Decisions, each with the number of records that the journal has to confirm before.
         self._decided: deque[tuple[int, CancelRequest]] = deque()
-        self._again: list[CancelRequest] = []  # those whose outcomes were not stored
-        self._send_again_s = 0.0
-        self._warning = RepeatedWarning(log, self._topic)
         self._source = source
         self._end_warning = RepeatedWarning(log, source.topic)
         self._answered: list[int] = []
@@ -100,7 +97,7 @@ class CancellationDesk:
     @property
     def _unconfirmed(self) -> int:
         """Number of outcomes that are not confirmed."""
-        return len(self._decided) + len(self._again) + self._outcomes.load[0]
+        return len(self._decided) + self._outcomes.load[0]
 
     @property
     def next_look_s(self) -> float | None:
@@ -120,12 +117,12 @@ class CancellationDesk:
             self._prove()
             if self._cancelling.undecided:
                 self._decide()
-        if self._unconfirmed:
+        if self._decided:
             self._send()
-        for sent, outcome, reason in self._outcomes.poll():
-            decision = sent.item
+        for carried in self._outcomes.confirmed():
+            decision = carried.item
             assert decision.outcome is not None
-            if reason == TOO_LARGE:
+            if carried.reason:
                 # It has the key twice, and would stay too large: its cancellation would keep the
                 # window from being acknowledged for ever.
                 log.warning(
@@ -133,11 +130,6 @@ class CancellationDesk:
                     decision.outcome.id,
                     decision.outcome.status,
                 )
-            elif outcome is not SendOutcome.STORED:
-                self._keep(decision, reason)
-                continue
-            elif not self._again:
-                self._warning.over()
             self._host.stats.add(outcomes=Counter([decision.outcome.status.value]))
             if decision.position is not None:
                 if not self._answered:
@@ -195,27 +187,15 @@ class CancellationDesk:
         self._again_ms = at_ms
 
     def _send(self) -> None:
-        """Send the outcomes that the journal allows, and again those that were not stored."""
-        ready: list[CancelRequest] = []
-        if self._again and self._now_s() >= self._send_again_s:
-            ready, self._again = self._again, []
+        """Send the outcomes that the journal allows."""
         while self._decided and self._decided[0][0] <= self._journal.stored:
-            ready.append(self._decided.popleft()[1])
-        for decision in ready:
+            decision = self._decided.popleft()[1]
             outcome = decision.outcome
             assert outcome is not None
             record = NO_PAYLOAD._replace(key=outcome.id, value=outcome.payload())
-            reason = self._outcomes.send(decision, self._topic, record, outcome.properties())
-            if reason is not None:
-                self._keep(decision, reason)
-        if ready:
-            self._outcomes.flush()
-
-    def _keep(self, decision: CancelRequest, reason: str) -> None:
-        """Keep an outcome that was not stored; it is sent again."""
-        self._warning.failed(f"outcomes of cancellations were not stored ({reason}): tried again")
-        self._again.append(decision)
-        self._send_again_s = self._now_s() + _CREATE_AGAIN_S
+            placed = Placed(Place("outcome", outcome.id, self._topic), outcome.properties())
+            self._outcomes.put(Carried(decision, record, None, placed))
+        self._outcomes.flush()
 
     def _prove(self) -> None:
         """Find out if all is read that was stored before the end of cancellations or owners."""
