@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.threads import HostLoop, Starter, in_background
@@ -24,7 +23,6 @@ from .stats import SharedOwnerStats
 #: An event without content: there is something to process.
 WAKE = object()
 Answer = TypeVar("Answer")
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class EventQueue:
@@ -121,7 +119,7 @@ class Host:
 
 
 class PriorityLock:
-    """A lock that goes to the waiting thread with the lowest rank.
+    """A lock that goes to the waiting thread with the lowest rank; a context for publishing.
 
     Each call of the client releases the interpreter's lock, so threads that worked at once would
     switch for every message, which costs several times as much as the message. Publishing comes
@@ -134,6 +132,13 @@ class PriorityLock:
         self._holder: tuple[int, int] | None = None  # identifier and rank of a thread
         self._waiting: list[tuple[int, int, threading.Lock]] = []
         self._arrivals = count()
+
+    def __enter__(self) -> None:
+        # Owners do this at every look at their messages: a generator, as `hold` is, costs more.
+        self.acquire(PUBLISHING)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
 
     @contextmanager
     def hold(self, rank: int) -> Iterator[None]:
@@ -184,18 +189,3 @@ PUBLISHING = -1
 
 #: Lock of all owners of this process that publish, and of owners and fetchers that take over.
 WORK_LOCK = PriorityLock()
-
-
-def publishing(method: Method) -> Method:
-    """Let a method hold the lock of all owners, with the rank of publishing."""
-
-    # Owners call these at every look at their messages: a context manager would cost more.
-    @wraps(method)
-    def held(*arguments: Any) -> Any:
-        WORK_LOCK.acquire(PUBLISHING)
-        try:
-            return method(*arguments)
-        finally:
-            WORK_LOCK.release()
-
-    return cast("Method", held)

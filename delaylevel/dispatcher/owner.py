@@ -52,7 +52,7 @@ from delaylevel.topics.registry import keep_dead_letters
 from .assignment import window_sources
 from .delay_queue import UNCLEAR_MS, DelayQueue, RecentReleases
 from .fetcher import CAUGHT_UP, Fetcher
-from .host import PUBLISHING, WORK_LOCK, Host, publishing
+from .host import WORK_LOCK, Host
 from .record import Batch, Recorder
 
 log = logging.getLogger(__name__)
@@ -323,7 +323,8 @@ class PartitionOwner:
         """Process the outcomes of what was sent, and cancellations."""
         # Before the look: an answer that comes during it is not seen by it, and wakes this again.
         self.events.take_answered()
-        self._publisher.in_flight.process()
+        with WORK_LOCK:
+            self._publisher.in_flight.process()
         self.desk.process()
 
     def release(self) -> float:
@@ -333,7 +334,8 @@ class PartitionOwner:
         # After idle times the description is old. A pause that has begun since holds what is due.
         if self.releases_soon and not self.host.descriptions.is_current():
             return _DESCRIBED_S
-        self._release()
+        with WORK_LOCK:
+            self._release()
         if self._queue.in_flight:
             self._stir()
         return self._publisher.in_flight.pause_s
@@ -411,7 +413,7 @@ class PartitionOwner:
 
     def drain(self) -> None:
         """Go on with what is launched, and launch nothing else."""
-        with WORK_LOCK.hold(PUBLISHING):
+        with WORK_LOCK:
             self._publisher.in_flight.send_prepared()
         self.process_outcomes()
 
@@ -556,7 +558,6 @@ class PartitionOwner:
 
     # -- publishing
 
-    @publishing
     def _release(self) -> None:
         self._publisher.publish_waiting()
         behind = False

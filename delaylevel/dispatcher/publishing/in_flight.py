@@ -26,7 +26,7 @@ from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.cluster.targets.send_state import SendOutcome, Sent
 from delaylevel.dispatcher.delay_queue import DelayQueue
-from delaylevel.dispatcher.host import Host, publishing
+from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import (
     UNCERTAIN,
     DispositionKind,
@@ -398,7 +398,6 @@ class InFlightBatches:
             for record in self._queue.resolve(intent.number, stored):
                 self._journal.append_soon(record)
 
-    @publishing
     def process(self) -> None:
         """Process the outcomes of messages that were sent; errors as for `Journal.append`."""
         # After the claim of another owner, nothing that follows may be sent or set aside.
