@@ -471,7 +471,7 @@ class DelayQueue:
         # a takeover.
         unknown = self._unknown(positions, ~self.state.is_released(positions))
         requests = unknown[:0]
-        if fetched.cancellations:
+        if fetched.has_cancellations:
             asks = np.array([type(each) is Cancellation for each in fetched.records])[unknown]
             requests, unknown = unknown[asks], unknown[~asks]
         ids = IdColumns.of(fetched.records, unknown)

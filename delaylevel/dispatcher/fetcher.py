@@ -217,9 +217,11 @@ class Fetcher:
 
     def _may_wait(self, batch: Batch) -> bool:
         """Return True if more messages may come with a batch: it is small, and due later."""
-        if self._end is not None or self._undecided or batch.cancellations:
+        if self._end is not None or self._undecided:
             return False
-        return len(batch) < _FEW and int(batch.due_ms.min()) - self._clock.now_ms() >= _SOON_MS
+        if len(batch) >= _FEW or batch.has_cancellations:
+            return False
+        return int(batch.due_ms.min()) - self._clock.now_ms() >= _SOON_MS
 
     def _refresh(self) -> None:
         """Read the description for a message whose target may be new; everything else waits."""
@@ -254,7 +256,6 @@ class Fetcher:
             taken = [message for message, at in every if at.batch <= LAST_INDEX]
             ledgers, entries, indices = positions_of(taken)
         records: list[MessageRecord] = []
-        cancellations = self._record.cancellations
         for found in map(self._record.packed, taken, ledgers, entries, indices):
             if found is None:
                 break
@@ -268,8 +269,7 @@ class Fetcher:
         due_ms = np.array([record[2] for record in records], dtype=np.int64)
         ledger_ids, entry_ids, batch = np.array([ledgers, entries, indices])[:, :count]
         positions = pack(ledger_ids, entry_ids << 10 | np.maximum(batch, 0))
-        cancellations = self._record.cancellations - cancellations
-        return Batch(due_ms, positions, records, cancellations=cancellations)
+        return Batch(due_ms, positions, records)
 
     def _in_order(self, taken: list[Any]) -> tuple[list[Any], tuple[list[int], ...]]:
         """Return messages once, with their positions; raise BrokerError if their order is wrong."""

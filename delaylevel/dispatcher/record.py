@@ -338,7 +338,6 @@ class Recorder:
         # All messages before this position are known to be stored at this monotonic time.
         self._stored = EARLIEST
         self._stored_s = float("-inf")
-        self.cancellations = 0
 
     def _with_delay(
         self, message: Any, ledger: int, entry: int, batch: int
@@ -437,7 +436,6 @@ class Recorder:
             return self._dead_letter(message, error.reason)
         assert envelope.id is not None
         if envelope.kind == CANCEL:
-            self.cancellations += 1
             id_key, number = identity(envelope.id, envelope.target, message.key)
             named = envelope.due_ms, envelope.target, envelope.id, message.key
             return Cancellation(id_key, number, *named)
@@ -483,7 +481,6 @@ class Batch:
     positions: Int64s  # packed
     records: Sequence[MessageRecord]  # those of a batch that was read may be packed
     number: int = -1  # of a batch that is launched
-    cancellations: int = 0  # number of the records that are one, in a batch that was read
 
     def __len__(self) -> int:
         """Return the number of messages."""
@@ -498,7 +495,6 @@ class Batch:
             np.concatenate([part.due_ms for part in parts]),
             np.concatenate([part.positions for part in parts]),
             [record for part in parts for record in part.records],
-            cancellations=sum(part.cancellations for part in parts),
         )
 
     def divide(self, parts: Iterable[Sequence[int]]) -> list[Batch]:
@@ -515,6 +511,11 @@ class Batch:
         """The due times, ledger IDs and entry IDs, shape (3, n)."""
         rows: Rows = np.array([self.due_ms, *unpack(self.positions)], dtype=np.int64)
         return rows
+
+    @property
+    def has_cancellations(self) -> bool:
+        """True if some of the records are cancellations."""
+        return Cancellation in map(type, self.records)
 
     @property
     def messages(self) -> list[WindowMessage]:

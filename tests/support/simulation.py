@@ -658,7 +658,6 @@ class Simulation:
             np.array([message.due_ms for message in some], dtype=np.int64),
             np.array(list(map(packed, range(self.offered, len(self.window)))), dtype=np.int64),
             some,
-            cancellations=sum(isinstance(each, Cancellation) for each in some),
         )
         self.owner.take_in(batch)
         self.offered = len(self.window)

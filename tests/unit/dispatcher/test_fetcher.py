@@ -29,7 +29,6 @@ class Window:
         undecided: position of a message whose target is not known before a refresh.
     """
 
-    cancellations = 0
     is_fresh = True
 
     def __init__(self, patch: pytest.MonkeyPatch, end: Position | None = None) -> None:
