@@ -27,7 +27,7 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler
 from delaylevel.cluster.targets.pool import TargetPool
-from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack_message
+from delaylevel.dispatcher.journal.records import entry_of, pack_message
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.publishing.in_flight import InFlightBatches
@@ -364,7 +364,7 @@ class PartitionOwner:
         if not (self._journal.connected and self._lock.connected):
             # This write fails if another dispatcher has opened the journal. Otherwise it waits
             # for the connection.
-            self._journal.append(LowWatermark(self._queue.state.low_watermark))
+            self._journal.append(self._queue.state.proof)
         self._write_watermark()
         self._acknowledge()
         if self._journal.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):

@@ -49,7 +49,7 @@ from delaylevel.topics.roster import RESTING_S, DescriptionCache
 from delaylevel.topics.status import (
     ADDRESS_PROPERTY,
     NAME_PROPERTY,
-    LevelTopicStatus,
+    StatusCache,
     reported,
 )
 from delaylevel.topics.targets import require_on_targets
@@ -266,6 +266,8 @@ class Dispatcher:
         self._admin = admin
         self._settings = settings
         self._clock = SteadyClock(clock or SystemClock())
+        # The broker's statistics of the levels, of held messages and of dead letters.
+        self.members = StatusCache(partial(reported, admin, clock=self._clock))
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._topics: list[ServedTopic] = []
@@ -397,10 +399,6 @@ class Dispatcher:
         if group is None or not {*group.members} <= {*self.processes.names}:
             return group
         return replace(group, owners={k: name for k, name in group.owners.items() if k in here})
-
-    def member_stats(self, description: LevelTopicDescription) -> LevelTopicStatus:
-        """Request the statistics of the levels, of held messages and of dead letters."""
-        return reported(self._admin, description, self._clock)
 
     def advertise(self, url: str) -> None:
         """Publish the address of the HTTP service with every partition acquired from now on."""

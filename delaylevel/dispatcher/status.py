@@ -15,7 +15,6 @@ from delaylevel.model.outcome import OutcomeStatus
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import (
     LevelTopicStatus,
-    StatusCache,
     parked_levels,
     topic_problems,
 )
@@ -131,7 +130,6 @@ class DispatchReporter:
     def __init__(self, dispatcher: Dispatcher, clock: Clock | None = None) -> None:
         self._dispatcher = dispatcher
         self._clock = clock or SystemClock()
-        self._members = StatusCache(lambda described: dispatcher.member_stats(described))
 
     def collect(self) -> Iterator[Any]:
         """Yield every series, in the form that ``prometheus_client`` expects."""
@@ -227,7 +225,7 @@ class DispatchReporter:
         now_ms, description = self._clock.now_ms(), group.description
         stats = group.stats.values()
         held = sum((each.held for each in stats), Counter[str]())
-        topic_stats = self._members.read(description)
+        topic_stats = self._dispatcher.members.read(description)
         memory, disk = (
             f"{sum(getattr(each, name) for each in stats) / (1 << 20):,.1f} MiB"
             for name in ("memory_bytes", "disk_bytes")

@@ -222,6 +222,11 @@ class JournalState:
                 record.ids.save_in(self.set_aside[record.kind])
         return record
 
+    @property
+    def proof(self) -> LowWatermark:
+        """A record that changes nothing: once it is confirmed, no other owner had claimed."""
+        return LowWatermark(self.low_watermark)
+
     def next_sequence(self, target: str) -> int:
         """Return the lowest sequence ID that was never used for a target."""
         return self.sequences.get(target, 1)  # 0 stands for a message without one

@@ -31,7 +31,6 @@ from delaylevel.dispatcher.journal.records import (
     UNCERTAIN,
     DispositionKind,
     Intent,
-    LowWatermark,
     Record,
 )
 from delaylevel.dispatcher.journal.topic import Journal
@@ -234,7 +233,7 @@ class InFlightBatches:
         """Let the journal confirm a record before a message is due, so that it need not wait."""
         left_s = max(until_ms - self._clock.now_ms(), 0) / 1000
         if self._journal.proof_age_s + left_s > _PROOF_S:
-            self._journal.append_soon(LowWatermark(self._queue.state.low_watermark))
+            self._journal.append_soon(self._queue.state.proof)
 
     @property
     def pause_s(self) -> float:
@@ -348,7 +347,7 @@ class InFlightBatches:
     def _prove(self) -> None:
         """Make sure that no other dispatcher had opened the journal a moment ago."""
         if self._journal.proof_age_s > _PROOF_S:
-            self._journal.append(LowWatermark(self._queue.state.low_watermark))
+            self._journal.append(self._queue.state.proof)
 
     def _intent(self, flight: InFlightBatch) -> Intent:
         if flight.key is None:
@@ -512,7 +511,7 @@ class InFlightBatches:
         unresolved = {each.target for each in self._queue.unresolved.values()}
         ready = [key for key in suspended if target_name(key) not in unresolved]
         if ready:
-            self._journal.append(LowWatermark(self._queue.state.low_watermark))
+            self._journal.append(self._queue.state.proof)
             for key in ready:
                 self._pool.producer(key).resume()
 

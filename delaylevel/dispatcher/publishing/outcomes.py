@@ -22,7 +22,7 @@ from delaylevel.cluster.scheduler import NEVER
 from delaylevel.cluster.targets.send_state import NO_PAYLOAD
 from delaylevel.dispatcher.delay_queue import UNCLEAR_MS, CancelRequest, DelayQueue
 from delaylevel.dispatcher.host import Host
-from delaylevel.dispatcher.journal.records import LowWatermark, pack_message
+from delaylevel.dispatcher.journal.records import pack_message
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
@@ -168,7 +168,7 @@ class CancellationDesk:
         # An owner that was suspended while another one took over must report nothing. It cannot
         # know that, but its record is not confirmed.
         if decisions and not records:
-            records = [LowWatermark(self._queue.state.low_watermark)]
+            records = [self._queue.state.proof]
         number = 0
         for record in records:
             number = self._journal.append_soon(record)

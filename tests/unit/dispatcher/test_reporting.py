@@ -24,7 +24,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.run.service import reporters_of
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.registry import create
-from delaylevel.topics.status import status
+from delaylevel.topics.status import StatusCache, status
 from delaylevel.web.pages import status_page
 
 T0 = 1_700_000_000_000
@@ -56,7 +56,8 @@ class Dispatching:
         self.group: GroupState | None = GroupState(("a", "b"), OWNERS)
         self.age_s = 1.0
         self.silent_s = 1.0
-        self.members: Any = None
+        self.reported: Any = None
+        self.members = StatusCache(self._report)
 
     def stats(self) -> dict[tuple[str, int], OwnerStats]:
         return {}
@@ -66,10 +67,10 @@ class Dispatching:
         served = ServedGroup(self.description, "a", self.group, self.age_s, self.owners, stats)
         return (replace(served, refusals=self.refusals),)
 
-    def member_stats(self, description: LevelTopicDescription) -> Any:
-        if self.members is None:
+    def _report(self, description: LevelTopicDescription) -> Any:
+        if self.reported is None:
             raise BrokerError("away")
-        return self.members
+        return self.reported
 
 
 @pytest.fixture
@@ -220,7 +221,7 @@ def test_the_page_tells_what_is_paused_and_which_partitions_are_not_counted(
 def test_the_page_shows_everything_and_escapes_it(
     dispatcher: Dispatching, reporter: DispatchReporter, members: Any
 ) -> None:
-    dispatcher.members = members
+    dispatcher.reported = members
     late = np.zeros(len(LATENESS_BOUNDS_MS) + 1, dtype=np.int64)
     late[2] = 5
     dispatcher.owners[0].stats.set(
