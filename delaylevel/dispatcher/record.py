@@ -13,11 +13,11 @@ import marshal
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,7 @@ _POSITION_ID = re.compile(
 _NEVER = str(NEVER_MS)
 #: Number of kinds of messages that a recorder remembers.
 _MAX_KINDS = 4096
+Key = TypeVar("Key")
 _is_ours = re.compile(re.escape(PREFIX)).match
 #: A `WindowMessage`, a `Cancellation`, or a plain tuple with the fields of `PackedRecord`.
 MessageRecord: TypeAlias = "tuple[Any, ...]"
@@ -496,6 +497,14 @@ class Batch:
             np.concatenate([part.positions for part in parts]),
             [record for part in parts for record in part.records],
         )
+
+    def by(self, keys: Iterable[Key]) -> Iterator[tuple[Key, Batch]]:
+        """Yield the parts of a batch that is not launched, each with the key of its messages."""
+        groups: dict[Key, list[int]] = {}
+        for index, key in enumerate(keys):
+            groups.setdefault(key, []).append(index)
+        parts = [self] if len(groups) == 1 else self.divide(groups.values())
+        yield from zip(groups, parts, strict=True)
 
     def divide(self, parts: Iterable[Sequence[int]]) -> list[Batch]:
         """Return parts of a batch that is not launched; each has ascending indices."""

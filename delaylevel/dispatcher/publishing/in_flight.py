@@ -474,16 +474,12 @@ class InFlightBatches:
 
     def _dispose(self, flight: InFlightBatch) -> None:
         """Record which messages of a flight are not published; dead letters may come back."""
-        kinds = {
-            "held": DispositionKind.HELD,
-            "dropped": DispositionKind.DROPPED,
-            "expired": DispositionKind.EXPIRED,
-        }
-        for counter, kind in kinds.items():
+        counted = list(zip(sorted(flight.refused), flight.counted, strict=True))
+        for kind in (DispositionKind.HELD, DispositionKind.DROPPED, DispositionKind.EXPIRED):
             index = [
                 each
-                for each, (counted, _) in zip(sorted(flight.refused), flight.counted, strict=True)
-                if counted == counter and each not in flight.may_return
+                for each, (counter, _) in counted
+                if counter == kind.name.lower() and each not in flight.may_return
             ]
             if index:
                 number = flight.batch.number

@@ -68,11 +68,8 @@ class TargetPartitions:
 
     def divide(self, batch: Batch, key: TargetKey, count: int) -> Iterator[tuple[TargetKey, Batch]]:
         """Divide a batch of one target by its partitions; ``count`` is 0 for a topic without."""
-        groups: dict[int, list[int]] = {}
-        for index, message in enumerate(batch.messages):
-            groups.setdefault(self.of(message, count) if count else -1, []).append(index)
-        parts = [batch] if len(groups) == 1 else batch.divide(groups.values())
-        for partition, part in zip(groups, parts, strict=True):
+        partitions = (self.of(message, count) if count else -1 for message in batch.messages)
+        for partition, part in batch.by(partitions):
             yield key._replace(partition=partition), part
 
     def _ask(self, topic: str) -> None:
@@ -118,13 +115,11 @@ def by_target(batch: Batch, *, batched: bool) -> Iterator[tuple[TargetKey, Batch
     if len(set(map(_TARGET, messages))) == 1 and _have_short_texts(messages):
         yield TargetKey(*_TARGET(messages[0])), batch
         return
-    groups: dict[tuple[str, str, str, bool], list[int]] = {}
-    for index, message in enumerate(messages):
-        alone = batched and needs_own_batch(message, message.properties)
-        group = message.target, message.schema, message.compression, alone
-        groups.setdefault(group, []).append(index)
-    parts = [batch] if len(groups) == 1 else batch.divide(groups.values())
-    for (target, schema, compression, alone), part in zip(groups, parts, strict=True):
+    keys = (
+        (*_TARGET(message), batched and needs_own_batch(message, message.properties))
+        for message in messages
+    )
+    for (target, schema, compression, alone), part in batch.by(keys):
         yield TargetKey(target, schema, compression, alone=alone), part
 
 
