@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -17,12 +16,11 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import PartitionReader
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER
 from delaylevel.errors import BrokerError
-from delaylevel.model.clock import Clock
 from delaylevel.model.message import batch_size, positions_of
 from delaylevel.model.position import Position
 from delaylevel.structures.positions import LAST_INDEX, pack
 
-from .host import WORK_LOCK
+from .host import WORK_LOCK, Host
 from .record import Batch, MessageRecord, Recorder
 
 log = logging.getLogger(__name__)
@@ -58,10 +56,10 @@ class Fetcher:
     Each call of `gather` reads one batch, and does not wait for messages.
 
     Args:
+        host: it gets an event for each `Batch`; `CAUGHT_UP` once; when no further message is
+            stored, the position of the last one if it ends its entry; or the error that ended the
+            reading.
         end: last position that was stored at the takeover; None for an empty partition.
-        put: function that is called with each `Batch`; with `CAUGHT_UP` once; when no
-            further message is stored, with the position of the last one if it ends its entry; or
-            with the error that ended the reading.
         unnumbered: function that stores those messages as dead letters whose batch index is above
             LAST_INDEX. If it raises a BrokerError, it is called again.
         rank: rank among the partitions that have not caught up; the lowest is read first.
@@ -69,30 +67,27 @@ class Fetcher:
 
     def __init__(
         self,
-        client: Any,
+        host: Host,
         topic: str,
         start: Position,
         end: Position | None,
         record: Recorder,
-        put: Callable[[Any], None],
         unnumbered: Callable[[Sequence[tuple[Any, Position]]], None],
-        clock: Clock,
         rank: int = 0,
-        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.topic = topic
-        self.put = put
+        self.put = host.events.put
         # Called in any thread when there may be something to gather again.
         self.wake: Callable[[], None] = lambda: None
         self._retry_s = 0.0  # nothing is read before, because the description could not be
-        self._client = client
+        self._client = host.client
         self._start = start
         self._end = None if end is None or end < start else end
         self._record = record
         self._unnumbered = unnumbered
-        self._clock = clock
+        self._clock = host.clock
         self._rank = rank
-        self._now_s = now_s
+        self._now_s = host.now_s
         self._reader: PartitionReader | None = None
         self._ahead = threading.Semaphore(BATCHES_AHEAD)
         self._wants_room = False

@@ -266,9 +266,8 @@ class PartitionOwner:
             start = max(start, entry_of(low_watermark))
         last_stored = partial(host.admin.last_message_id, name)
         record = Recorder(host.descriptions, self.topic, last_stored, host.now_s)
-        make = partial(Fetcher, host.client, self.topic, start, last_stored(), record)
-        unnumbered = self._set_aside_unnumbered
-        return make(self.events.put, unnumbered, host.clock, self.partition, now_s=host.now_s)
+        end, unnumbered = last_stored(), self._set_aside_unnumbered
+        return Fetcher(host, self.topic, start, end, record, unnumbered, self.partition)
 
     def _set_aside_unnumbered(self, messages: Sequence[tuple[Any, Position]]) -> None:
         """Store messages as dead letters whose batch index is too high; while they are read."""

@@ -39,19 +39,16 @@ class Window:
         self._dues: dict[int, int] = {}
         self._arriving: deque[Any] = deque()
         patch.setattr("delaylevel.dispatcher.fetcher.PartitionReader", lambda *_: self)
-        unused: Any = None
-        records: Any = self
-        self.fetcher = Fetcher(
-            unused,
-            "persistent://public/default/window",
-            EARLIEST,
-            end,
-            records,
-            self._put,
-            unused,
-            ManualClock(T0),
+        host: Any = SimpleNamespace(
+            client=None,
+            events=SimpleNamespace(put=self._put),
+            clock=ManualClock(T0),
             now_s=lambda: self.now_s,
         )
+        unused: Any = None
+        records: Any = self
+        topic = "persistent://public/default/window"
+        self.fetcher = Fetcher(host, topic, EARLIEST, end, records, unused)
         self.fetcher.open()
 
     def arrive(
