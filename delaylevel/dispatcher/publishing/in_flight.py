@@ -91,7 +91,6 @@ class InFlightBatch:
     # comes back with the next attempt.
     may_return: list[int] = field(default_factory=list)
     counted: list[tuple[str, str]] = field(default_factory=list)  # counter and key of the refused
-    size: int | None = None  # bytes of all payloads, once some messages are being set aside
     first_number: int = 0  # sequence ID of the first message; 0 without deduplication
     record: int = 0  # number of records that the journal has to confirm before it is sent
     confirmed_ms: int = 0  # time of the last outcome so far, ms since the epoch
@@ -153,9 +152,7 @@ class InFlightBatches:
         # Launched flights by target, in the order of their intents, which is that of their sequence
         # IDs.
         self._unsent: dict[TargetKey, list[InFlightBatch]] = {}
-        self.prepared = 0  # number of due messages that are launched and not sent
         self.sent_ms = 0  # time of the last send, ms since the epoch
-        self.uncommitted = 0  # number of messages that are confirmed, and have no commit yet
         self._count = 0
         self._counted_s = host.now_s()
         self._rate = 0.0
@@ -163,8 +160,6 @@ class InFlightBatches:
         # Which messages of unresolved intents are stored, as far as it is known: by the number of
         # the intent, and their index.
         self._answers: dict[int, dict[int, bool]] = {}
-        # By topic, messages and bytes of the flights of which messages are being set aside.
-        self._refused_load: dict[str, tuple[int, int]] = {}
         self._confirmed: list[InFlightBatch] = []
         self._late_ms: list[int] = []  # lateness of the messages that are not counted
         self._commit_s = 0.0
@@ -178,12 +173,22 @@ class InFlightBatches:
         return is_below_limits(*self._set_aside.load)
 
     @property
+    def prepared(self) -> int:
+        """Number of due messages that are launched and not sent."""
+        return sum(len(each.batch) for flights in self._unsent.values() for each in flights)
+
+    @property
     def unconfirmed(self) -> int:
-        """Number of due messages that wait until the journal has confirmed their intents."""
-        # Others that are launched and not sent wait for room to be set aside, perhaps for long.
+        """Number of those that wait until the journal has confirmed their intents."""
+        # The others wait for room to be set aside, perhaps for long.
         stored = self._journal.stored
         waiting = (each for flights in self._unsent.values() for each in flights)
         return sum(len(each.batch) for each in waiting if each.record > stored)
+
+    @property
+    def uncommitted(self) -> int:
+        """Number of messages that are confirmed, and have no commit yet."""
+        return sum(len(flight.batch) for flight in self._confirmed)
 
     @property
     def owes_answers(self) -> bool:
@@ -208,7 +213,6 @@ class InFlightBatches:
         for flight in flights:
             if flight.key is not None:
                 self._unsent.setdefault(flight.key, []).append(flight)
-                self.prepared += len(flight.batch)
         self._open.update(flights)
         for flight in flights:
             if flight.key is None:
@@ -295,7 +299,6 @@ class InFlightBatches:
                 number = flight.first_number and flight.first_number + run.start
                 producer.send_all(zip(repeat(flight), run, strict=False), messages, number)
         for flight in ready:
-            self.prepared -= len(flight.batch)
             self._count += len(flight.batch)
         if len(ready) < len(flights):
             self._unsent[key] = flights[len(ready) :]
@@ -369,7 +372,12 @@ class InFlightBatches:
 
     def refused_load(self, topic: str) -> tuple[int, int]:
         """Return messages and bytes of a target's flights of which some are being set aside."""
-        return self._refused_load.get(topic, (0, 0))
+        if not self._set_aside.load[0]:
+            return 0, 0  # as nearly always
+        flights = (each for each in self._open if each.aside)
+        batches = [each.batch for each in flights if each.key and each.key.topic == topic]
+        size = sum(len(message.value or b"") for batch in batches for message in batch.messages)
+        return sum(map(len, batches)), size
 
     def resolve_earlier(self) -> None:
         """Begin to resolve the intents that the last owner left open; `process` goes on."""
@@ -470,7 +478,6 @@ class InFlightBatches:
             numbers = [flight.batch.number for flight in flights]
             self._journal.append_soon(self._queue.commit(numbers, _NONE, at_ms))
         self._confirmed = []
-        self.uncommitted = 0
 
     def _dispose(self, flight: InFlightBatch) -> None:
         """Record which messages of a flight are not published; dead letters may come back."""
@@ -519,9 +526,6 @@ class InFlightBatches:
         self._send_aside(flight)
         if not flight.aside:
             self._commit(flight)
-        elif flight.key is not None:
-            flight.size = sum(len(message.value or b"") for message in flight.batch.messages)
-            self._count_refused(flight.key.topic, len(flight.batch), flight.size)
 
     def _send_aside(self, flight: InFlightBatch) -> None:
         """Send the refused messages of a flight to their topics without waiting."""
@@ -543,15 +547,8 @@ class InFlightBatches:
         why = message.properties.get(REASON, "")
         return Placed(Place("dead", why, self._dead_letters), message.properties)
 
-    def _count_refused(self, topic: str, messages: int, size: int) -> None:
-        before, size_before = self._refused_load.pop(topic, (0, 0))
-        if before + messages:
-            self._refused_load[topic] = before + messages, size_before + size
-
     def _commit(self, flight: InFlightBatch) -> None:
         """Keep a flight for the next commits, which are written together."""
-        if flight.key is not None and flight.size is not None:
-            self._count_refused(flight.key.topic, -len(flight.batch), -flight.size)
         self._open.discard(flight)
         if flight.counted:
             self._host.stats.set_aside(flight.counted)
@@ -560,4 +557,3 @@ class InFlightBatches:
             flight.confirmed_ms = self._clock.now_ms()
         self._gather(_COMMIT_S)
         self._confirmed.append(flight)
-        self.uncommitted += len(flight.batch)
