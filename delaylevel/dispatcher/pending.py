@@ -167,7 +167,7 @@ class WaitingQueues:
         in_memory = target.partition == DISK_FULL_PARTITION
         full = each.count >= _IN_MEMORY or self._size >= self._budget
         if in_memory or not (full or each.rest):
-            each.batches.append(Batch(batch.due_ms, batch.positions, batch.records))
+            each.batches.append(batch)
             each.count += len(batch)
             self._size += _size(batch)
         else:

@@ -111,7 +111,6 @@ class ServedTopic:
     task: Task | None = None
     looked_s: float = field(default_factory=time.monotonic)
     given_up: UpgradeRequiredError | None = None  # why another version has to serve it
-    processes: tuple[str, ...] = ()  # all of this command; empty for one process
     # Why the last attempt to acquire a partition was refused, by partition.
     refusals: dict[int, str] = field(default_factory=dict)
 
@@ -126,11 +125,10 @@ class ServedTopic:
         # Messages that wait for the end of a pause are released once it is seen.
         return 0.0 if self.description.pauses.paused else RESTING_S
 
-    @property
-    def is_alone(self) -> bool:
-        """True if all members are processes of this command, and this one has its share."""
+    def is_alone(self, processes: Collection[str]) -> bool:
+        """Return True if only processes of this command are members, and this one has its share."""
         me, partitions = self.membership.name, self.description.window_partitions
-        if self.group is None or {*self.group.members} != {me, *self.processes}:
+        if self.group is None or {*self.group.members} != {me, *processes}:
             return False
         # While processes join, the group may have been read before another one had its share.
         is_complete = len(self.group.owners) == partitions
@@ -250,8 +248,9 @@ class Dispatcher:
     ) -> None:
         self._client = client
         self.processes = processes or Processes(None, 1)
-        self._names: tuple[str, ...] = settings.processes
-        self._name = settings.name or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
+        self._names = settings.processes  # all of this command; empty for one process
+        # Of this process, in the groups of its level topics.
+        self.name = settings.name or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._begun_s = time.monotonic()
         # The clients of targets are closed after the producers, which close in the background.
         self._opened = ExitStack()
@@ -333,11 +332,6 @@ class Dispatcher:
         if self._is_running:
             self._begin(topic)
 
-    @property
-    def name(self) -> str:
-        """The name of this process in the groups of its level topics."""
-        return self._name
-
     def remove(self, level_topic: str) -> None:
         """Give up a level topic, by its full name; call it in the thread of `run`."""
         for topic in [each for each in self._topics if each.description.topic == level_topic]:
@@ -351,7 +345,7 @@ class Dispatcher:
         """Return a level topic, whose group of dispatchers is entered when it is read."""
         settings = self._settings
         membership = Membership(
-            self._client, self._admin, description, settings.delivery, self._name
+            self._client, self._admin, description, settings.delivery, self.name
         )
 
         def read_again() -> LevelTopicDescription:
@@ -360,7 +354,7 @@ class Dispatcher:
             return found
 
         descriptions = DescriptionCache(read_again, description)
-        return ServedTopic(descriptions, membership, processes=self._names)
+        return ServedTopic(descriptions, membership)
 
     @property
     def silent_s(self) -> float:
@@ -456,11 +450,9 @@ class Dispatcher:
 
     def _start_processes(self) -> None:
         windows = (topic.description.window_partitions for topic in self._topics)
-        names = self.processes.start(self._name, max(windows, default=DEFAULT_WINDOW_PARTITIONS))
+        names = self.processes.start(self.name, max(windows, default=DEFAULT_WINDOW_PARTITIONS))
         if len(names) > 1:
             self._names = names
-            for topic in self._topics:
-                topic.processes = names
 
     def _begin(self, topic: ServedTopic) -> None:
         """Look at a level topic now and then: a task, so that none waits for another's broker."""
@@ -489,7 +481,7 @@ class Dispatcher:
                 topic.works()
         topic.looked_s = time.monotonic()
         next_s = topic.looked_s + _LOOK_S
-        if topic.problem or not topic.is_alone:
+        if topic.problem or not topic.is_alone(self._names):
             return next_s
         # Owners that end, and those that need a fresh description, wake the task.
         read_s = topic.descriptions.next_read_s(topic.resting_s)
@@ -513,7 +505,7 @@ class Dispatcher:
         try:
             topic.descriptions.current(topic.resting_s)
             topic.watch_pauses()
-            if topic.is_alone:
+            if topic.is_alone(self._names):
                 assert topic.group is not None
                 members = topic.group.members
                 if now >= topic.group_s + self._alone_s and topic.membership.is_still(members):
@@ -535,7 +527,7 @@ class Dispatcher:
             topic.membership.name,
             topic.owners.keys(),
             topic.description.window_partitions,
-            topic.processes if now < self._begun_s + JOINING_S else (),
+            self._names if now < self._begun_s + JOINING_S else (),
         )
         self._revoke([(topic, index) for index in revoke])
         if probe and now >= topic.probe_s:
