@@ -693,6 +693,7 @@ class DelayQueue:
         for position in left:
             del self._withheld[position]
         again = [position for position in left if position in self._offered_again]
+        # Those that are not read again yet come to the pending ones when they are.
         self.pending.put(self._again(again))
         for position in again:
             del self._offered_again[position]

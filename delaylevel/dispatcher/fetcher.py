@@ -207,7 +207,7 @@ class Fetcher:
 
     def _pass_on(self, batch: Batch) -> None:
         self._kept = None
-        self._ahead.acquire()
+        self._ahead.acquire()  # without waiting: each call of `gather` follows a look at `has_room`
         self.put(batch)
 
     def _may_wait(self, batch: Batch) -> bool:

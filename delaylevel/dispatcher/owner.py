@@ -175,6 +175,7 @@ class PartitionOwner:
         """Open everything, resolve what the last owner left open, and return the fetcher."""
         self._open(opened)
         self._publisher.in_flight.resolve_earlier()
+        # It has the intents that are still open, so another takeover need not read what is before.
         self._write_snapshot()
         self._fetcher = self._make_fetcher()
         return self._fetcher
@@ -738,6 +739,7 @@ class OwnerTask:
             owner.events.get_nowait()
         owner.drain()
         now_s = time.monotonic()
+        # Messages that are not confirmed by then, the next owner publishes or resolves.
         if owner.in_flight and now_s < self._deadline_s:
             return owner.events.rest(now_s + owner.look_every_s, 0.0)
         owner.finish()

@@ -383,6 +383,7 @@ class Recorder:
                 own_id = f"{self._source}:{ledger}:{entry}:{batch}"
         elif not own_id:
             return self._record_checked(message, ledger, entry, batch)
+        # As plain tuples: they are equal to a `StoredKind`, and cost a fraction.
         whole: tuple[str, ...] = kind
         if own_id:
             id_key, number = _id_number(own_id, kind.target)
@@ -392,6 +393,7 @@ class Recorder:
             stored_kind = kind_number(StoredKind(*whole))
             if stored_kind is None:
                 return self._record_checked(message, ledger, entry, batch)
+        # An ID that follows from the number and the kind's source is not stored.
         if own_id and not _KINDS[stored_kind][1]:
             name = own_id
         due_ms, event_ms, value = int(due), message.event_timestamp(), message.data()

@@ -435,6 +435,7 @@ class Dispatcher:
                 self._stopping.wait(_LOOK_S)
         finally:
             self.processes.request_stop()
+            # No look may acquire a partition any more while all are given up.
             for topic in self._topics:
                 self._end(topic)
             self._revoke([(topic, index) for topic in self._topics for index in topic.owners])

@@ -213,6 +213,7 @@ class JournalState:
         elif isinstance(record, Refused):
             self.refused.update(to_array(record.positions))
         elif isinstance(record, Paused):
+            # A later record of a target replaces the earlier one, or ends it.
             found = {**self.paused, **record.targets}
             self.paused = {name: at_ms for name, at_ms in found.items() if at_ms is not None}
         elif isinstance(record, Disposition):

@@ -267,6 +267,7 @@ class InFlightBatches:
         aside = [flight.batch.positions for flight in flights if flight.key is None]
         if aside:
             records.append(self._queue.refuse(np.concatenate(aside)))
+        # To wait for the last one is enough: the journal confirms in order.
         *before, last = records
         for record in before:
             self._journal.append_soon(record)

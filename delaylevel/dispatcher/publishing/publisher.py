@@ -173,7 +173,7 @@ class BatchPublisher:
             if message.target and not self._is_paused(message.target):
                 self._open(message)
         self.in_flight.prove_soon(int(batch.due_ms[0]))
-        self._queue.pending.put(batch)
+        self._queue.pending.put(batch)  # nothing is launched before it is due
 
     def _open(self, message: WindowMessage) -> None:
         """Open the target of a message that will be due soon."""
