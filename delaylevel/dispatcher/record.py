@@ -130,7 +130,7 @@ STORED = PackedRecord._fields.index("stored")
 
 # The kinds of this process with their sources, and their numbers, which never change.
 _KINDS: list[tuple[StoredKind, str]] = []
-_NUMBERS: dict[tuple[str, ...], int] = {}
+_NUMBERS: dict[StoredKind, int] = {}
 _ADDING = threading.Lock()
 
 
@@ -301,6 +301,10 @@ def _is_time(text: str) -> bool:
     return len(text) == DUE_DIGITS and text.isdecimal() and text.isascii() and text[0] != "0"
 
 
+_Kind: TypeAlias = "tuple[StoredKind | None, dict[str, int]]"
+_UNKNOWN: _Kind = None, {}
+
+
 class Recorder:
     """Conversion of the messages of one window partition into records.
 
@@ -330,8 +334,8 @@ class Recorder:
         self._topic = topic
         self._source = topic.removeprefix("persistent://")
         # By target, schema and compression as they are spelled, the kind of the messages whose
-        # first position is in this window partition.
-        self._kinds: dict[tuple[str | None, str | None, str | None], StoredKind] = {}
+        # first position is in this window partition, and its number and those of other ID keys.
+        self._kinds: dict[tuple[str | None, str | None, str | None], _Kind] = {}
         self._known: LevelTopicDescription | None = None  # the description behind the kinds
         self._last_stored = last_stored
         self._now_s = now_s
@@ -365,7 +369,7 @@ class Recorder:
         if self._known is not self.descriptions.latest():
             self._known = self.descriptions.latest()
             self._kinds = {}
-        kind = self._kinds.get((target, schema, compression))
+        kind, numbers = self._kinds.get((target, schema, compression), _UNKNOWN)
         if (
             kind is None
             or len(due) != DUE_DIGITS
@@ -383,16 +387,14 @@ class Recorder:
                 own_id = f"{self._source}:{ledger}:{entry}:{batch}"
         elif not own_id:
             return self._record_checked(message, ledger, entry, batch)
-        # As plain tuples: they are equal to a `StoredKind`, and cost a fraction.
-        whole: tuple[str, ...] = kind
         if own_id:
             id_key, number = _id_number(own_id, kind.target)
-            whole = (*kind[:3], id_key)
-        stored_kind = _NUMBERS.get(whole)
+        stored_kind = numbers.get(id_key)
         if stored_kind is None:
-            stored_kind = kind_number(StoredKind(*whole))
+            stored_kind = kind_number(kind._replace(id_key=id_key))
             if stored_kind is None:
                 return self._record_checked(message, ledger, entry, batch)
+            numbers[id_key] = stored_kind
         # An ID that follows from the number and the kind's source is not stored.
         if own_id and not _KINDS[stored_kind][1]:
             name = own_id
@@ -403,7 +405,8 @@ class Recorder:
             fields = name, key, ordering_key, event_ms, properties, int(expires) if expires else 0
             payload = None if not value and message.has_null_value() else value
             stored = packed_extended(stored_kind, number, due_ms, payload, fields)
-        return id_key, with_key(number, key), due_ms, stored, len(value), properties
+        number = with_key(number, key) if key else number
+        return id_key, number, due_ms, stored, len(value), properties
 
     def _record_checked(
         self, message: Any, ledger: int, entry: int, batch: int
@@ -418,7 +421,7 @@ class Recorder:
                 self._kinds = {}
             id_key = _id_key(found.target, self._source, "")
             kind = StoredKind(found.target, found.schema, found.compression, id_key)
-            self._kinds[spelled] = kind
+            self._kinds[spelled] = kind, {}
         return found
 
     def __call__(self, message: ParkedMessage) -> WindowMessage | Cancellation | None:
