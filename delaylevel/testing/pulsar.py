@@ -1,20 +1,19 @@
 """The in-memory Pulsar as tests use it: clients, listeners, an admin interface, a clock, contents.
 
-A step is a generator. It yields the coroutines of handlers, and whoever drives it awaits them: a
-loop of its own for :meth:`.MemoryPulsar.advance`, the running loop for
-:meth:`.MemoryPulsar.advance_async`.
+Advancing the clock is a coroutine in both forms. That of :meth:`.MemoryPulsar.advance` waits for
+nothing: a loop of ours runs the coroutines of handlers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pulsar
 
@@ -47,28 +46,19 @@ from .clock import ManualClock, check_duration
 if TYPE_CHECKING:
     from delaylevel.consumer.listeners import Listeners
 
-#: A generator of the coroutines of handlers, with the result of the step.
-Step = Generator[Coroutine[Any, Any, Any], Any, Any]
+T = TypeVar("T")
 Handled = Callable[[Listener, ReceivedMessage], object]
 
 
 class MemoryListener(RunningListener):
-    """A listener whose handler is called when the clock is advanced.
-
-    It is in ``running`` while it runs, and calls ``handled`` for each message that was handled.
-    """
+    """A listener whose handler is called when the clock is advanced."""
 
     def __init__(
-        self,
-        handling: Handling,
-        subscribe: list[Callable[[int], Any]],
-        running: list[MemoryListener],
-        handled: Handled,
+        self, all_: Listening, handling: Handling, subscribe: list[Callable[[int], Any]]
     ) -> None:
         super().__init__(handling, [])
         self._subscribe = subscribe
-        self._all = running
-        self._handled = handled
+        self._all = all_
         self._consumers: list[Any] = []
         self._tally = handling.listener.stats.tally()
 
@@ -79,19 +69,19 @@ class MemoryListener(RunningListener):
 
     def start(self) -> None:
         self._consumers = [subscribe(0) for subscribe in self._subscribe]
-        self._all.append(self)
+        self._all.listeners.append(self)
 
     @property
     def alive(self) -> bool:
-        return self in self._all
+        return self in self._all.listeners
 
     @property
     def ready(self) -> bool:
         return self.alive and all(consumer.is_connected() for consumer in self._consumers)
 
     def stop(self) -> None:
-        if self in self._all:
-            self._all.remove(self)
+        if self.alive:
+            self._all.listeners.remove(self)
 
     def close(self) -> None:
         consumers, self._consumers = self._consumers, []
@@ -102,7 +92,7 @@ class MemoryListener(RunningListener):
         """Return the next time, ms, at which a message can be received; None for never."""
         return earliest(consumer._consumer.next_event_ms() for consumer in self._consumers)
 
-    def handle_all(self) -> Step:
+    async def handle_all(self) -> bool:
         """Handle every message that is available now; return True if there was one."""
         worked = self._finish()
         listener = self.handling.listener
@@ -117,11 +107,11 @@ class MemoryListener(RunningListener):
                 message = ReceivedMessage(raw, topic, subscription, now_ms)
                 worked = True
                 self._tally.received += 1
-                yield from self._take(message, consumer)
+                await self._take(message, consumer)
                 self._finish()
         return worked
 
-    def _take(self, message: ReceivedMessage, consumer: Any) -> Step:
+    async def _take(self, message: ReceivedMessage, consumer: Any) -> None:
         """Call the handler unless the filter or the handled IDs leave the message out."""
         handling, tally = self.handling, self._tally
         verdict: Verdict = Verdict.HANDLE
@@ -134,25 +124,24 @@ class MemoryListener(RunningListener):
             tally.in_progress = 1
             start_s = time.perf_counter()
             try:
-                failure = yield from self._call(message)
+                failure = await self._call(message)
             finally:
                 tally.took(time.perf_counter() - start_s)
                 tally.in_progress = 0
             if failure is None:
-                self._handled(self.handling.listener, message)
+                self._all.handled(handling.listener, message)
         handling.settle(verdict, failure, message, consumer, tally)
 
-    def _call(self, message: ReceivedMessage) -> Step:
+    async def _call(self, message: ReceivedMessage) -> BaseException | None:
         """Call the handler; return its error, or None."""
+        listener = self.handling.listener
         try:
-            returned = self.handling.listener.handler(message)
-            if self.handling.listener.is_coroutine:
-                return (yield _failure(returned))
-            if returned is not None:
+            returned = listener.handler(message)
+            if returned is not None and not listener.is_coroutine:
                 refuse_awaitable(returned)
         except _FAILURES as error:
             return error
-        return None
+        return await self._all.call(returned) if listener.is_coroutine else None
 
     def _finish(self) -> bool:
         """Store and acknowledge failed messages; return True if there was one."""
@@ -166,58 +155,57 @@ class Listening:
     """The listeners of an in-memory Pulsar, and the event loop of their coroutines."""
 
     def __init__(self, handled: Handled) -> None:
-        self._handled = handled
-        self._running: list[MemoryListener] = []
+        self.handled = handled  # called for each message that was handled
+        self.listeners: list[MemoryListener] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._busy = False
 
     def host(self, handling: Handling, subscribe: list[Callable[[int], Any]]) -> MemoryListener:
         """Return the host of a listener; it does not run yet."""
-        return MemoryListener(handling, subscribe, self._running, self._handled)
+        return MemoryListener(self, handling, subscribe)
 
     def next_event_ms(self) -> int | None:
         """Return the next time, ms, at which a listener has work; None for never."""
-        return earliest(listener.next_event_ms() for listener in self._running)
+        return earliest(listener.next_event_ms() for listener in self.listeners)
 
-    def handle_all(self) -> Step:
+    async def handle_all(self) -> bool:
         """Call the handlers for every message that is available now; return True for any."""
         worked = False
-        for listener in tuple(self._running):
-            worked = (yield from listener.handle_all()) or worked
+        for listener in tuple(self.listeners):
+            worked |= await listener.handle_all()
         return worked
 
-    def drive(self, steps: Step) -> Any:
-        """Run steps in this thread, and return their result."""
-        with self._alone(steps):
-            if any(each.handling.listener.is_coroutine for each in self._running) and _has_loop():
-                raise InvalidInputError(
-                    "this thread has a running event loop, so coroutines cannot be called here: "
-                    "write `await memory.advance_async(...)`"
-                )
-            answer = None
-            while True:
-                try:
-                    called = steps.send(answer)
-                except StopIteration as end:
-                    return end.value
-                if self._loop is None:
-                    self._loop = asyncio.new_event_loop()
-                answer = self._loop.run_until_complete(called)
+    async def call(self, called: Coroutine[Any, Any, Any]) -> BaseException | None:
+        """Run the coroutine of a handler, in the running loop or ours; return its error."""
+        if _has_loop():
+            return await _failure(called)
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(_failure(called))
 
-    async def drive_async(self, steps: Step) -> Any:
-        """Run steps in the running event loop, and return their result."""
+    def drive(self, steps: Coroutine[Any, Any, T]) -> T:
+        """Take steps in this thread, and return their result."""
         with self._alone(steps):
-            answer = None
-            while True:
+            if not (
+                _has_loop() and any(each.handling.listener.is_coroutine for each in self.listeners)
+            ):
                 try:
-                    called = steps.send(answer)
+                    steps.send(None)
                 except StopIteration as end:
-                    return end.value
-                answer = await called
+                    return end.value  # type: ignore[no-any-return]
+            raise InvalidInputError(
+                "this thread has a running event loop, so coroutines cannot be called here: "
+                "write `await memory.advance_async(...)`"
+            )
+
+    async def drive_async(self, steps: Coroutine[Any, Any, T]) -> T:
+        """Take steps in the running event loop, and return their result."""
+        with self._alone(steps):
+            return await steps
 
     def forget(self) -> None:
         """Forget all listeners, whose process was killed."""
-        self._running.clear()
+        self.listeners.clear()
 
     def close(self) -> None:
         loop, self._loop = self._loop, None
@@ -226,7 +214,7 @@ class Listening:
             loop.close()
 
     @contextmanager
-    def _alone(self, steps: Step) -> Iterator[None]:
+    def _alone(self, steps: Coroutine[Any, Any, Any]) -> Iterator[None]:
         if self._busy:
             raise InvalidInputError(
                 "a handler advances the clock: only the test does; a handler sends delayed messages"
@@ -400,7 +388,7 @@ class MemoryPulsar:
             AlreadyRunningError: the test runs its own mover or dispatcher: advance the clock
                 instead.
         """
-        report: ForwardReport = self._listening.drive(self._advance(delta))
+        report = self._listening.drive(self._advance(delta, tasks=False))
         self._check_rules()
         return report
 
@@ -416,7 +404,7 @@ class MemoryPulsar:
         Raises:
             InvalidInputError, AlreadyRunningError: as for :meth:`advance`.
         """
-        report: ForwardReport = await self._listening.drive_async(self._advance(delta, _tasks_run))
+        report = await self._listening.drive_async(self._advance(delta, tasks=True))
         self._check_rules()
         return report
 
@@ -450,20 +438,18 @@ class MemoryPulsar:
         app.client, app.clock = self.client(), self.clock
         app.start()
 
-    def _advance(
-        self, delta: timedelta, let_tasks_run: Callable[[], Coroutine[Any, Any, Any]] | None = None
-    ) -> Step:
+    async def _advance(self, delta: timedelta, *, tasks: bool) -> ForwardReport:
         check_duration(delta)
         target_ms = self.clock.now_ms() + duration_ms(delta)
         with ExitStack() as stack:
             movers = _Movers(self, self._broker, stack)
             while True:
                 movers.run_once()
-                if (yield from self._listening.handle_all()):
+                if await self._listening.handle_all():
                     continue  # the handlers may have sent something that is due now
-                if let_tasks_run is not None and self._broker.asyncio_woken:
+                if tasks and self._broker.asyncio_woken:
                     self._broker.asyncio_woken = False
-                    yield let_tasks_run()
+                    await _tasks_run()
                     continue
                 now_ms = self.clock.now_ms()
                 if now_ms >= target_ms:
