@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from delaylevel.cluster.port import (
     AcknowledgedRange,
@@ -18,23 +21,41 @@ from delaylevel.cluster.port import (
     TopicMetadata,
     TopicPolicies,
 )
-from delaylevel.errors import ConflictError
+from delaylevel.errors import AdminError, ConflictError
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.memory.broker import Broker, Partition, not_found
 
-from .memory.log import Subscription
+from .memory.partition import Subscription
 from .memory.producer import ProducerLink
 
+AdminT = TypeVar("AdminT")
 _TYPE_NAMES = {"KeyShared": "Key_Shared"}
 
 
+def _locked(admin: type[AdminT]) -> type[AdminT]:
+    """Let every call hold the lock of the broker."""
+
+    def holding(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def held(self: MemoryAdmin, *args: Any, **options: Any) -> Any:
+            with self._broker.lock:
+                return call(self, *args, **options)
+
+        return held
+
+    for name, call in tuple(vars(admin).items()):
+        if inspect.isfunction(call) and name != "__init__":
+            setattr(admin, name, holding(call))
+    return admin
+
+
+@_locked
 class MemoryAdmin(TopicAdmin):
     """Admin interface of the in-memory Pulsar, with the methods of the REST client."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._lock = broker.lock
 
     def within(self, timeout_s: float) -> MemoryAdmin:
         return self
@@ -43,102 +64,101 @@ class MemoryAdmin(TopicAdmin):
         return topic in self._broker.partitioned or topic in self._broker.partitions
 
     def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
-        with self._lock:
-            found = self._broker.partitioned.get(topic)
-            if found is not None:
-                return found
-            self._broker.existing(topic)
-            return TopicMetadata(0)
+        found = self._broker.partitioned.get(topic)
+        if found is not None:
+            return found
+        self._broker.existing(topic)
+        return TopicMetadata(0)
 
     def create_partitioned(
         self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None
     ) -> None:
-        with self._lock:
-            self._broker.create_partitioned(topic, partitions, properties or {})
+        broker = self._broker
+        broker.policies_of(topic.namespace_path)
+        if self.topic_exists(topic):
+            raise ConflictError(f"topic {topic} exists", status=409, reason="exists already")
+        if partitions < 0:
+            raise AdminError(
+                f"topic {topic} cannot have {partitions} partitions",
+                status=406,
+                reason="partitions",
+            )
+        broker.changes += 1
+        if partitions == 0:
+            broker.add(topic)
+            return
+        broker.partitioned[topic] = TopicMetadata(partitions, dict(properties or {}))
+        for name in broker.partition_names(topic.full):
+            if name not in broker.partitions:
+                broker.add(name)
 
     def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
-        with self._lock:
-            known = self._broker.partitioned.get(topic)
-            if known is None:
-                raise not_found(f"partitioned topic {topic}")
-            self._broker.partitioned[topic] = replace(
-                known, properties={**known.properties, **properties}
-            )
-            self._broker.changes += 1
+        known = self._partitioned(topic)
+        self._broker.partitioned[topic] = replace(
+            known, properties={**known.properties, **properties}
+        )
+        self._broker.changes += 1
 
     def create_subscription(
         self, topic: TopicName, subscription: str, *, earliest: bool = True
     ) -> None:
-        with self._lock:
-            partitions = self._all(topic)
-            without = [item for item in partitions if subscription not in item.subscriptions]
-            if not without:
-                raise ConflictError(
-                    f"subscription {subscription} of {topic} exists", status=409, reason="exists"
-                )
-            for partition in without:
-                partition.subscribe(subscription, earliest=earliest)
+        partitions = self._all(topic)
+        without = [item for item in partitions if subscription not in item.subscriptions]
+        if not without:
+            raise ConflictError(
+                f"subscription {subscription} of {topic} exists", status=409, reason="exists"
+            )
+        for partition in without:
+            partition.subscribe(subscription, earliest=earliest)
 
     def expire_messages(self, partition: TopicName, subscription: str, older_than_s: int) -> None:
-        with self._lock:
-            found = self._broker.existing(partition)
-            before_ms = self._broker.clock.now_ms() - older_than_s * 1000
-            number = found.log.first_published_at(before_ms)
-            found.subscriptions[subscription].acknowledge_before(number)
+        found = self._broker.existing(partition)
+        before_ms = self._broker.clock.now_ms() - older_than_s * 1000
+        number = found.first_published_at(before_ms)
+        found.subscriptions[subscription].acknowledge_before(number)
 
     def last_message_id(self, partition: TopicName) -> Position | None:
-        with self._lock:
-            entries = self._broker.existing(partition).log.entries
-            return entries[-1].last_position if entries else None
+        return self._broker.existing(partition).last_position()
 
     def open_transaction_at(self, partition: TopicName) -> Position | None:
         return None  # the in-memory Pulsar has no transactions
 
     def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
-        with self._lock:
-            log = self._broker.existing(partition).log
-            number = log.first_published_at(publish_ms)
-            return log.entries[number].position if number < len(log) else None
+        found = self._broker.existing(partition)
+        number = found.first_published_at(publish_ms)
+        return found.entries[number].position if number < len(found.entries) else None
 
     def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
         """Return the ledgers of a partition, and its number of entries."""
-        with self._lock:
-            log = self._broker.existing(partition).log
-            return [LedgerInfo(*each) for each in log.ledgers], len(log.entries)
+        found = self._broker.existing(partition)
+        return [LedgerInfo(*each) for each in found.ledgers], len(found.entries)
 
     def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
         """Return the number of messages of each partition; nothing if there is no topic."""
-        with self._lock:
-            found = self._broker.existing_partitions(topic)
-            return {item.name: item.log.messages for item in found}
+        found = self._broker.existing_partitions(topic)
+        return {item.name: item.messages for item in found}
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
-        with self._lock:
-            found = self._broker.existing(partition).subscriptions.get(subscription)
-            if found is None:
-                raise not_found(f"subscription {subscription} of {partition}")
-            return found.mark_delete_position
+        found = self._broker.existing(partition).subscriptions.get(subscription)
+        if found is None:
+            raise not_found(f"subscription {subscription} of {partition}")
+        return found.mark_delete_position
 
     def schemas(self, topic: TopicName) -> list[SchemaVersion]:
-        with self._lock:
-            return list(self._broker.schemas.get(topic.without_partition, ()))
+        return list(self._broker.schemas.get(topic.without_partition, ()))
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
-        with self._lock:
-            return _stats(self._broker.existing(partition))
+        return _stats(self._broker.existing(partition))
 
     def partitioned_stats(self, topic: TopicName) -> Mapping[int, PartitionStats]:
-        with self._lock:
-            if topic not in self._broker.partitioned:
-                raise not_found(f"partitioned topic {topic}")
-            return dict(enumerate(_stats(item) for item in self._broker.existing_partitions(topic)))
+        self._partitioned(topic)
+        return dict(enumerate(_stats(item) for item in self._broker.existing_partitions(topic)))
 
     def list_partitioned_topics(self, namespace: str) -> list[TopicName]:
         return self._in_namespace(namespace, self._broker.partitioned)
 
     def list_namespaces(self, tenant: str) -> list[str]:
-        with self._lock:
-            found = sorted(name for name in self._broker.namespaces if name.split("/")[0] == tenant)
+        found = sorted(name for name in self._broker.namespaces if name.split("/")[0] == tenant)
         if not found:
             raise not_found(f"tenant {tenant}")
         return found
@@ -163,10 +183,9 @@ class MemoryAdmin(TopicAdmin):
 
     def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
         """Set policies of a topic; they are stored, but have no effect."""
-        with self._lock:
-            old = self.topic_policies(topic)
-            given = {name: value for name, value in vars(policies).items() if value is not None}
-            self._broker.policies[topic] = replace(old, **given)
+        old = self.topic_policies(topic)
+        given = {name: value for name, value in vars(policies).items() if value is not None}
+        self._broker.policies[topic] = replace(old, **given)
 
     # -- operator calls, named as in delaylevel.cluster.rest.admin.Admin
 
@@ -180,62 +199,86 @@ class MemoryAdmin(TopicAdmin):
         Connected clients reconnect. This recreates the topic, empty and not partitioned, as on a
         broker with automatic topic creation.
         """
-        with self._lock:
-            self._broker.delete(topic, force=force)
+        broker = self._broker
+        doomed = self._all(topic)
+        links = [link for item in doomed for link in (*item.producers.values(), *item.consumers)]
+        if links and not force:
+            raise ConflictError(
+                f"topic {topic} has connected producers or consumers", status=412, reason="in use"
+            )
+        if broker.partitioned.pop(topic, None) is not None:
+            broker.changes += 1
+        for partition in doomed:
+            del broker.partitions[partition.name]
+        if topic.partition_index is None:
+            broker.schemas.pop(topic, None)
+            broker.policies.pop(topic, None)
+        for link in links:
+            link.reconnect()
 
     def expand(self, topic: TopicName, partitions: int) -> None:
-        with self._lock:
-            self._broker.expand(topic, partitions)
+        broker, known = self._broker, self._partitioned(topic)
+        if partitions < known.partitions:
+            raise AdminError(
+                f"topic {topic} has {known.partitions} partitions", status=422, reason="fewer"
+            )
+        subscriptions = self.subscriptions(topic)
+        broker.partitioned[topic] = replace(known, partitions=partitions)
+        broker.changes += 1
+        for index in range(known.partitions, partitions):
+            added = broker.add(topic.partition(index))
+            for subscription in subscriptions:
+                added.subscribe(subscription, earliest=True)
 
     def acknowledged_ranges(
         self, partition: TopicName, subscription: str
     ) -> tuple[AcknowledgedRange, ...]:
         """Return the acknowledged entries after the mark-delete position, one range per entry."""
-        with self._lock:
-            front = self.mark_delete_position(partition, subscription)
-            found = self._broker.existing(partition)
-            waiting = set(found.subscriptions[subscription].unacknowledged())
-            return tuple(
-                AcknowledgedRange(entry.position.ledger, entry.position.entry, entry.position.entry)
-                for number, entry in enumerate(found.log.entries)
-                if number not in waiting and entry.position.entry_start > front.entry_start
-            )
+        front = self.mark_delete_position(partition, subscription)
+        found = self._broker.existing(partition)
+        waiting = set(found.subscriptions[subscription].unacknowledged())
+        return tuple(
+            AcknowledgedRange(entry.position.ledger, entry.position.entry, entry.position.entry)
+            for number, entry in enumerate(found.entries)
+            if number not in waiting and entry.position.entry_start > front.entry_start
+        )
 
     def terminate(self, topic: TopicName) -> None:
         """Terminate a topic, which then refuses messages and disconnects its producers."""
-        with self._lock:
-            for partition in self._all(topic):
-                partition.terminated = True
-                partition.producers.clear()
+        for partition in self._all(topic):
+            partition.terminated = True
+            partition.producers.clear()
 
     def subscriptions(self, topic: TopicName) -> list[str]:
         """Return the names of the subscriptions of a topic, sorted."""
-        with self._lock:
-            return sorted({name for item in self._all(topic) for name in item.subscriptions})
+        return sorted({name for item in self._all(topic) for name in item.subscriptions})
 
     def delete_subscription(
         self, topic: TopicName, subscription: str, *, force: bool = False
     ) -> None:
         """Delete a subscription on every partition; if it has consumers, only with ``force``."""
-        with self._lock:
-            for partition in self._all(topic):
-                found = partition.subscriptions.get(subscription)
-                if found is None:
-                    raise not_found(f"subscription {subscription} of {partition.name}")
-                if found.consumers and not force:
-                    raise ConflictError(
-                        f"subscription {subscription} of {partition.name} has consumers",
-                        status=412,
-                        reason="in use",
-                    )
-                del partition.subscriptions[subscription]
-                for consumer in tuple(found.consumers):
-                    consumer.reconnect()
+        for partition in self._all(topic):
+            found = partition.subscriptions.get(subscription)
+            if found is None:
+                raise not_found(f"subscription {subscription} of {partition.name}")
+            if found.consumers and not force:
+                raise ConflictError(
+                    f"subscription {subscription} of {partition.name} has consumers",
+                    status=412,
+                    reason="in use",
+                )
+            del partition.subscriptions[subscription]
+            for consumer in tuple(found.consumers):
+                consumer.reconnect()
 
     def _in_namespace(self, namespace: str, names: Iterable[TopicName]) -> list[TopicName]:
-        with self._lock:
-            self._broker.policies_of(namespace)
-            return sorted(name for name in names if name.namespace_path == namespace)
+        self._broker.policies_of(namespace)
+        return sorted(name for name in names if name.namespace_path == namespace)
+
+    def _partitioned(self, topic: TopicName) -> TopicMetadata:
+        if topic not in self._broker.partitioned:
+            raise not_found(f"partitioned topic {topic}")
+        return self._broker.partitioned[topic]
 
     def _all(self, topic: TopicName) -> list[Partition]:
         if topic in self._broker.partitioned:
@@ -245,12 +288,12 @@ class MemoryAdmin(TopicAdmin):
 
 def _stats(partition: Partition) -> PartitionStats:
     return PartitionStats(
-        storage_bytes=partition.log.size_bytes,
+        storage_bytes=partition.size_bytes,
         subscriptions={
             name: _subscription_stats(partition, item)
             for name, item in partition.subscriptions.items()
         },
-        messages_in=partition.log.messages,
+        messages_in=partition.messages,
         publishers=tuple(
             ClientStats(name, properties=link.properties)
             for name, link in sorted(partition.producers.items())
@@ -260,7 +303,7 @@ def _stats(partition: Partition) -> PartitionStats:
 
 
 def _subscription_stats(partition: Partition, subscription: Subscription) -> SubscriptionStats:
-    first, entries = subscription.mark, partition.log.entries
+    first, entries = subscription.mark, partition.entries
     kind = str(subscription.kind).rpartition(".")[2]
     return SubscriptionStats(
         backlog_entries=subscription.backlog,

@@ -29,8 +29,8 @@ from delaylevel.inspection.inspector import Inspector
 from delaylevel.inspection.rows import ORDER, PendingRow, row_columns, rows_of
 from delaylevel.model.clock import Clock, duration_ms, earliest, instant
 from delaylevel.model.delivery import ForwardReport
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
-from delaylevel.model.position import SourcePartition, source_partitions
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.position import source_partitions
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.aio import calls_in_threads
@@ -442,7 +442,7 @@ class MemoryPulsar:
         check_duration(delta)
         target_ms = self.clock.now_ms() + duration_ms(delta)
         with ExitStack() as stack:
-            movers = _Movers(self, self._broker, stack)
+            movers = _Movers(self.admin, self._broker, stack)
             while True:
                 movers.run_once()
                 if await self._listening.handle_all():
@@ -545,7 +545,7 @@ class MemoryPulsar:
                     partition.name.full,
                 )
                 for partition in self._broker.existing_partitions(topic)
-                for entry in partition.log.entries
+                for entry in partition.entries
                 if (entry.available_ms <= now_ms) == due
                 for message in entry.messages
             ]
@@ -558,60 +558,47 @@ def _client(broker: Broker, admin: MemoryAdmin) -> MemoryClient:
 class _Movers:
     """A mover for each current level topic, and a dispatcher for its window if it has a tracker."""
 
-    def __init__(self, pulsar: MemoryPulsar, broker: Broker, stack: ExitStack) -> None:
-        self._pulsar = pulsar
+    def __init__(self, admin: MemoryAdmin, broker: Broker, stack: ExitStack) -> None:
+        self._admin = admin
         self._broker = broker
-        self._stack = stack
-        self._client = _client(broker, pulsar.admin)
+        self._client = _client(broker, admin)
         stack.callback(self._client.shutdown)
+        self._stack = stack
         self._changes = -1
         self._movers: dict[LevelTopicDescription, LocalMover] = {}
         self._dispatchers: dict[LevelTopicDescription, MemoryDispatcher] = {}
-        self._sources: list[tuple[LocalMover, SourcePartition, TopicName]] = []
+        self._sources: list[tuple[LocalMover, TopicName]] = []
         self.report = ForwardReport()
 
     def run_once(self) -> None:
         if self._changes != self._broker.changes:
             self._changes = self._broker.changes
-            self._start_and_stop(self._pulsar.level_topics())
-        for mover in self._movers.values():
-            self.report.add(mover.run_once())
-        for dispatcher in self._dispatchers.values():
-            self.report.add(dispatcher.run_once())
+            self._start_and_stop(self._broker.level_topics())
+        for running in (*self._movers.values(), *self._dispatchers.values()):
+            self.report.add(running.run_once())
 
     def next_event_ms(self) -> int | None:
         """Return the next time, ms, at which a mover or dispatcher has work; None for never."""
-        times: list[int | None] = [
-            mover.next_checks[source.topic]
-            for mover, source, name in self._sources
-            if self._has_backlog(name)
-        ]
-        times += [dispatcher.next_event_ms() for dispatcher in self._dispatchers.values()]
+        times = [dispatcher.next_event_ms() for dispatcher in self._dispatchers.values()]
+        for mover, name in self._sources:
+            if self._broker.has_backlog(name):
+                times.append(mover.next_checks[name.full])
         return earliest(times)
 
-    def _has_backlog(self, name: TopicName) -> bool:
-        partition = self._broker.partitions.get(name)
-        subscription = partition and partition.subscriptions.get(SUBSCRIPTION)
-        return bool(subscription and subscription.backlog)
-
     def _start_and_stop(self, found: list[LevelTopicDescription]) -> None:
-        for description in [item for item in self._movers if item not in found]:
-            self._movers.pop(description).close()
-            if description in self._dispatchers:
-                self._dispatchers.pop(description).close()
+        for running in (self._movers, self._dispatchers):
+            for description in running.keys() - set(found):
+                running.pop(description).close()
         for description in found:
-            if description not in self._movers:
-                mover = LocalMover(
-                    self._client, self._pulsar.admin, description, self._pulsar.clock
-                )
-                self._movers[description] = self._stack.enter_context(mover)
-                if description.final_window is FinalWindow.TRACKER:
-                    dispatcher = MemoryDispatcher(
-                        self._client, self._pulsar.admin, self._broker, description
-                    )
-                    self._dispatchers[description] = self._stack.enter_context(dispatcher)
+            if description in self._movers:
+                continue
+            mover = LocalMover(self._client, self._admin, description, self._broker.clock)
+            self._movers[description] = self._stack.enter_context(mover)
+            if description.final_window is FinalWindow.TRACKER:
+                dispatcher = MemoryDispatcher(self._client, self._admin, self._broker, description)
+                self._dispatchers[description] = self._stack.enter_context(dispatcher)
         self._sources = [
-            (mover, source, source.name)
+            (mover, source.name)
             for description, mover in self._movers.items()
             for source in source_partitions(description)
         ]

@@ -52,7 +52,7 @@ from delaylevel.mover.forwarder import Forwarder
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing import Crashed, ManualClock, MemoryPulsar
 from delaylevel.testing.memory.broker import Broker
-from delaylevel.testing.memory.log import Entry, StoredMessage
+from delaylevel.testing.memory.partition import Entry, StoredMessage
 from support.fakes import describe
 
 Counts = dict[str, int]
@@ -152,13 +152,13 @@ class Bench:
     def stored(self, topic: str) -> list[StoredMessage]:
         """Return everything that was stored in a partition, in order."""
         partition = self.memory._broker.partitions.get(TopicName.parse(topic))
-        entries = [] if partition is None else partition.log.entries
+        entries = [] if partition is None else partition.entries
         return [message for entry in entries for message in entry.messages]
 
     def deliver_at(self, topic: str) -> list[int | None]:
         """Return the times until which the broker holds the entries of a partition, ms."""
         partition = self.memory._broker.partition(TopicName.parse(topic))
-        return [entry.deliver_at_ms for entry in partition.log.entries]
+        return [entry.deliver_at_ms for entry in partition.entries]
 
     def backlog(self, source: str | None = None) -> int:
         """Return the number of messages that are not acknowledged."""
@@ -362,8 +362,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
 
 
 def own_id(source: str, entry: int, bench: Bench) -> str:
-    log = bench.memory._broker.partition(TopicName.parse(source)).log
-    return f"{source.removeprefix('persistent://')}:{log.entries[entry].ledger}:{entry}:-1"
+    entries = bench.memory._broker.partition(TopicName.parse(source)).entries
+    return f"{source.removeprefix('persistent://')}:{entries[entry].ledger}:{entry}:-1"
 
 
 @pytest.mark.parametrize("host", HOSTS)

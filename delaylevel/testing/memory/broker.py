@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import pulsar
 
 from delaylevel.cluster.port import NamespacePolicies, SchemaVersion, TopicMetadata, TopicPolicies
 from delaylevel.cluster.schemas import is_same
 from delaylevel.errors import (
-    AdminError,
-    ConflictError,
     InvalidInputError,
     LevelTopicError,
     NotFoundError,
 )
 from delaylevel.model.clock import earliest
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.clock import ManualClock
 
-from .log import Entry, Link, Log, StoredMessage, Subscription
+from .partition import Entry, Event, Partition, StoredMessage, Watcher
 
 UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")
 
@@ -56,62 +53,8 @@ class TimedTask(Protocol):
     def run_due(self) -> bool: ...
 
 
-class Event(NamedTuple):
-    """A change of what is stored, in the one order of the whole Pulsar."""
-
-    topic: TopicName  # the partition, or the topic that is not partitioned
-    entries: tuple[Entry, ...]
-    subscription: str | None  # that has acknowledged them; None if they were stored
-
-
-Watcher = Callable[[Event], None]
-
-
 class Crashed(BaseException):
     """The end of the process under test, see :meth:`MemoryPulsar.crash_after`."""
-
-
-class Partition:
-    """A partition, or a topic that is not partitioned."""
-
-    def __init__(self, name: TopicName, log: Log, watchers: list[Watcher]) -> None:
-        self._watchers = watchers
-        self.name = name
-        self.log = log
-        self.subscriptions: dict[str, Subscription] = {}
-        self.producers: dict[str, Link] = {}
-        self.consumers: list[Link] = []
-        self.exclusive = False  # the producer has exclusive access
-        self.terminated = False
-
-    def subscribe(self, name: str, *, earliest: bool) -> Subscription:
-        """Return a subscription; create it if it does not exist."""
-        found = self.subscriptions.get(name)
-        if found is None:
-            start = 0 if earliest else len(self.log)
-            found = Subscription(self.log, start, partial(self._acknowledged, name))
-            self.subscriptions[name] = found
-        return found
-
-    def unacknowledged(self, subscription: str) -> list[Entry]:
-        """Return the entries that a subscription has not acknowledged; none without it."""
-        found = self.subscriptions.get(subscription)
-        return [self.log.entries[number] for number in found.unacknowledged()] if found else []
-
-    def notify(self, entries: Iterable[Entry], subscription: str | None = None) -> None:
-        """Tell the watchers what was stored or acknowledged."""
-        event = Event(self.name, tuple(entries), subscription)
-        for watch in tuple(self._watchers):
-            watch(event)
-
-    def _acknowledged(self, subscription: str, numbers: Iterable[int]) -> None:
-        """Erase what no subscription needs, as a broker may do at any time."""
-        numbers = tuple(numbers)
-        others = self.subscriptions.values()
-        self.log.erased.update(
-            number for number in numbers if all(each.is_acknowledged(number) for each in others)
-        )
-        self.notify((self.log.entries[number] for number in numbers), subscription)
 
 
 class Broker:
@@ -158,7 +101,7 @@ class Broker:
         if found is None:
             if name.without_partition in self.partitioned:
                 raise pulsar.TopicNotFound("Pulsar error: TopicNotFound")
-            found = self._add(name)
+            found = self.add(name)
         return found
 
     def existing(self, name: TopicName) -> Partition:
@@ -174,70 +117,11 @@ class Broker:
         names = [topic] if metadata is None else self.partition_names(topic.full)
         yield from (self.partitions[name] for name in names if name in self.partitions)
 
-    def create_partitioned(
-        self, name: TopicName, partitions: int, properties: Mapping[str, str]
-    ) -> None:
-        """Create a partitioned topic; errors as in :class:`~delaylevel.cluster.port.TopicAdmin`."""
-        self.policies_of(name.namespace_path)
-        if name in self.partitioned or name in self.partitions:
-            raise ConflictError(f"topic {name} exists", status=409, reason="exists already")
-        if partitions == 0:
-            self._add(name)
-            self.changes += 1
-            return
-        if partitions < 1:
-            raise AdminError(
-                f"topic {name} cannot have {partitions} partitions", status=406, reason="partitions"
-            )
-        self.partitioned[name] = TopicMetadata(partitions, dict(properties))
-        self.changes += 1
-        for index in range(partitions):
-            if name.partition(index) not in self.partitions:
-                self._add(name.partition(index))
-
-    def expand(self, name: TopicName, partitions: int) -> None:
-        """Add partitions to a partitioned topic, with its subscriptions."""
-        metadata = self.partitioned.get(name)
-        if metadata is None:
-            raise not_found(f"partitioned topic {name}")
-        if partitions < metadata.partitions:
-            raise AdminError(
-                f"topic {name} has {metadata.partitions} partitions", status=422, reason="fewer"
-            )
-        subscriptions = sorted(
-            {key for item in self.existing_partitions(name) for key in item.subscriptions}
-        )
-        self.partitioned[name] = replace(metadata, partitions=partitions)
-        self.changes += 1
-        for index in range(metadata.partitions, partitions):
-            added = self._add(name.partition(index))
-            for subscription in subscriptions:
-                added.subscribe(subscription, earliest=True)
-
-    def delete(self, name: TopicName, *, force: bool) -> None:
-        """Delete a topic. Connected clients reconnect, which recreates it."""
-        metadata = self.partitioned.get(name)
-        names = [name] if metadata is None else self.partition_names(name.full)
-        doomed = [self.existing(name) for name in names]
-        links = [link for item in doomed for link in (*item.producers.values(), *item.consumers)]
-        if links and not force:
-            raise ConflictError(
-                f"topic {name} has connected producers or consumers", status=412, reason="in use"
-            )
-        if metadata is not None:
-            del self.partitioned[name]
-            self.changes += 1
-        for partition in doomed:
-            del self.partitions[partition.name]
-        if name.partition_index is None:
-            self.schemas.pop(name, None)
-            self.policies.pop(name, None)
-        for link in links:
-            link.reconnect()
-
-    def _add(self, name: TopicName) -> Partition:
-        log = Log(lambda: next(self._ledgers), self._entries_per_ledger)
-        added = self.partitions[name] = Partition(name, log, self.watchers)
+    def add(self, name: TopicName) -> Partition:
+        """Create a partition."""
+        ledgers = partial(next, self._ledgers)
+        added = Partition(name, ledgers, self._entries_per_ledger, self.watchers)
+        self.partitions[name] = added
         return added
 
     def policies_of(self, namespace: str) -> NamespacePolicies:
@@ -245,6 +129,12 @@ class Broker:
         if namespace not in self.namespaces:
             raise not_found(f"namespace {namespace}")
         return self.namespaces[namespace]
+
+    def has_backlog(self, name: TopicName) -> bool:
+        """Return True if the durable subscription of a member topic has unacknowledged entries."""
+        found = self.partitions.get(name)
+        subscription = found and found.subscriptions.get(SUBSCRIPTION)
+        return bool(subscription and subscription.backlog)
 
     def level_topics(self) -> list[LevelTopicDescription]:
         """Return the descriptions of all level topics, by name, but for what cannot be read."""
@@ -281,7 +171,7 @@ class Broker:
             return
         known = self.schemas.get(partition.name.without_partition, [])
         if not known:
-            if partition.producers or partition.consumers or len(partition.log):
+            if partition.producers or partition.consumers or partition.entries:
                 raise pulsar.IncompatibleSchema("Pulsar error: IncompatibleSchema")
             self.register_schema(partition.name, schema)
         check_type(known, schema_type)
@@ -299,20 +189,13 @@ class Broker:
     ) -> Entry:
         """Store an entry."""
         self.check_alive()
-        partition = self.partition(name)
-        if partition.terminated:
-            raise pulsar.TopicTerminated("Pulsar error: TopicTerminated")
-        entry = partition.log.append(
+        return self.partition(name).store(
             messages,
             batched=batched,
             publish_ms=publish_ms,
             stored_ms=self.clock.now_ms(),
             deliver_at_ms=deliver_at_ms,
         )
-        for subscription in partition.subscriptions.values():
-            subscription.entry_stored(len(partition.log) - 1)
-        partition.notify([entry])
-        return entry
 
     def check_alive(self) -> None:
         """Refuse everything to a process that has ended."""

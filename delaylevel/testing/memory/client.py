@@ -21,7 +21,7 @@ from delaylevel.producer.client import DelayLevelClient
 
 from .broker import Broker
 from .core import NOTHING_TO_RECEIVE, Core, Received, asyncio_form
-from .log import NO_POSITION, Entry, message_id
+from .partition import NO_POSITION, Entry, message_id
 from .producer import MemoryProducer, ProducerCore
 
 
@@ -73,7 +73,7 @@ class ConsumerLink:
             if found is None:
                 return None
             number, count = found
-            entry = self.partition.log.entries[number]
+            entry = self.partition.entries[number]
             for index in range(len(entry.messages)):
                 position = entry.message_position(index)
                 if self._skip_through is None or position > self._skip_through:
@@ -102,14 +102,14 @@ class ConsumerLink:
 
     def seek(self, target: Any) -> None:
         """Move to a message ID or a publish time, ms since the epoch."""
-        log = self.partition.log
+        partition = self.partition
         self._partial_batches.clear()
         self._skip_through = None
         if isinstance(target, int):
-            number = log.first_published_at(target)
+            number = partition.first_published_at(target)
         else:
             position = Position(target.ledger_id(), target.entry_id(), target.batch_index())
-            number = log.first_at(position)
+            number = partition.first_at(position)
             if not self._options["start_message_id_inclusive"]:
                 self._skip_through = position
         self.subscription.seek(number)
@@ -192,8 +192,7 @@ class ConsumerCore(Core):
         self._check_open()
         if len(self._links) > 1:
             raise pulsar.OperationNotSupported("Pulsar error: OperationNotSupported")
-        entries = self._links[0].partition.log.entries
-        return message_id(entries[-1].last_position if entries else NO_POSITION)
+        return message_id(self._links[0].partition.last_position() or NO_POSITION)
 
     def unsubscribe(self) -> None:
         self._check_open()
@@ -254,7 +253,7 @@ class ConsumerCore(Core):
         position = Position(stored.ledger_id(), stored.entry_id(), stored.batch_index())
 
         def apply(link: ConsumerLink) -> None:
-            number = link.partition.log.find(position)
+            number = link.partition.find(position)
             if number is not None:
                 action(link, number, position.batch, batch_size(stored))
 
@@ -303,11 +302,11 @@ class ReaderLink:
 
     def find(self) -> tuple[Entry, int, int] | None:
         """Return the entry, index and entry number of the next message, or None."""
-        log = self._broker.partition(self.topic).log
-        for number in range(log.first_at(self._next), len(log)):
-            if number in log.erased:
+        partition = self._broker.partition(self.topic)
+        for number in range(partition.first_at(self._next), len(partition.entries)):
+            if number in partition.erased:
                 continue
-            entry = log.entries[number]
+            entry = partition.entries[number]
             for index in range(len(entry.messages)):
                 if entry.message_position(index) >= self._next:
                     return entry, index, number
@@ -318,21 +317,25 @@ class ReaderLink:
         self._next = self._position(target)
 
     def _position(self, start: Any) -> Position:
-        log = self._broker.partition(self.topic).log
+        partition = self._broker.partition(self.topic)
         inclusive = self._options["start_message_id_inclusive"]
         if isinstance(start, int):
-            number = log.first_published_at(start)
-            return log.entries[number].position if number < len(log) else Position(*log.ledgers[-1])
+            number = partition.first_published_at(start)
+            return (
+                partition.entries[number].position
+                if number < len(partition.entries)
+                else Position(*partition.ledgers[-1])
+            )
         position = Position(start.ledger_id(), start.entry_id(), start.batch_index())
         if position.ledger == pulsar.MessageId.latest.ledger_id():
-            if not log.entries:
+            if not partition.entries:
                 return NO_POSITION
-            last = log.entries[-1].last_position
+            last = partition.entries[-1].last_position
             return last if inclusive else last.next
         if inclusive:
             return position
-        number = log.first_at(position)
-        batch = number < len(log) and log.entries[number].batched
+        number = partition.first_at(position)
+        batch = number < len(partition.entries) and partition.entries[number].batched
         # A position without batch index comes before all messages of a batch, as in Pulsar.
         return position if batch and position.batch < 0 else position.next
 

@@ -12,7 +12,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client_calls import result_of
 
 from .broker import Broker
-from .log import Entry, Link, message_id
+from .partition import Entry, Link, message_id
 
 NOTHING_TO_RECEIVE = (
     "Pulsar error: TimeOut: no message is available now, and no call of the in-memory Pulsar "
@@ -31,7 +31,7 @@ class Received:
         self._index = index
         self._stored = entry.messages[index]
         self._redeliveries = redeliveries
-        self.number = number  # of the entry in its log
+        self.number = number  # of the entry in its partition
 
     def data(self) -> bytes:
         return self._stored.value or b""

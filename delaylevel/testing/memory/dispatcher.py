@@ -29,7 +29,7 @@ from delaylevel.dispatcher.service import served
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.model.clock import SteadyClock, earliest
 from delaylevel.model.delivery import ForwardReport
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.clock import ManualClock
 from delaylevel.topics.roster import DescriptionCache
@@ -173,11 +173,10 @@ class _WindowPartition:
         if partition is None:  # deleted
             return False
         if self._fetcher is None:
-            subscription = partition.subscriptions.get(SUBSCRIPTION)
-            return subscription is not None and subscription.backlog > 0
+            return self._broker.has_backlog(self._name)
         event_ms = self.next_event_ms()
         is_due = event_ms is not None and event_ms <= self._broker.clock.now_ms()
-        return is_due or len(partition.log) != self._read
+        return is_due or len(partition.entries) != self._read
 
     def _take_steps(self, fetcher: Fetcher) -> None:
         owner = self._owner
@@ -185,7 +184,7 @@ class _WindowPartition:
         changed = False
         rounds_left = 2  # what the last one has sent may need another one
         while rounds_left:
-            self._read = len(self._broker.partition(self._name).log)
+            self._read = len(self._broker.partition(self._name).entries)
             found = fetcher.has_room and fetcher.gather()
             changed = changed or found
             owner.take_in()

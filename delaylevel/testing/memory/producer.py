@@ -17,7 +17,7 @@ from delaylevel.producer.client_calls import error_of, result_of
 
 from .broker import MAX_MESSAGE_BYTES, Broker, Partition
 from .core import Core
-from .log import NO_POSITION, Entry, StoredMessage, message_id
+from .partition import NO_POSITION, Entry, StoredMessage, message_id
 
 Callback = Callable[[Any, Any], Any]
 # As measured: the metadata without properties and keys, and the fields around each text.

@@ -41,7 +41,7 @@ from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
 from .broker import Broker, Event
-from .log import Entry, StoredMessage
+from .partition import Entry, StoredMessage
 
 
 class _Handled(NamedTuple):
@@ -109,7 +109,7 @@ class StrictRules:
         return any(
             handled.key in decode_ids(message.value or b"")
             for partition in self._broker.existing_partitions(handled.topic)
-            for entry in partition.log.entries
+            for entry in partition.entries
             for message in entry.messages
             if LISTENER in message.properties
         )

@@ -78,7 +78,7 @@ def test_a_new_owner_that_reads_its_journal_in_part_publishes_nothing(
 
     def without_the_last(self: ReaderLink) -> Any:
         found = find(self)
-        last = len(self._broker.partition(self.topic).log) - 1
+        last = len(self._broker.partition(self.topic).entries) - 1
         return None if self.topic == journal and found is not None and found[2] == last else found
 
     with monkeypatch.context() as patch:

@@ -101,7 +101,7 @@ def forward(
         report = moving.flush()
         moving.close()
         stored = memory._broker.partitions.values()
-        entries = [entry for partition in stored for entry in partition.log.entries]
+        entries = [entry for partition in stored for entry in partition.entries]
     return report, [each.value for entry in entries for each in entry.messages]
 
 

@@ -24,7 +24,7 @@ from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.testing import Crashed, MemoryPulsar, admin
 from delaylevel.testing.memory import dispatcher
-from delaylevel.testing.memory.log import NO_POSITION, message_id
+from delaylevel.testing.memory.partition import NO_POSITION, message_id
 from delaylevel.testing.memory.producer import ProducerLink
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
@@ -136,15 +136,15 @@ def deduplicate(patch: pytest.MonkeyPatch) -> None:
             store(self, items, *arguments, **options)
             return
         ((_, number, done),) = items
-        last, log = numbers(self), self._broker.partition(self._topic).log
+        last, entries = numbers(self), self._broker.partition(self._topic).entries
         if number <= last.get(self.name, -1):
             done(pulsar.Result.Ok, message_id(NO_POSITION))
             return
-        before = len(log)
+        before = len(entries)
         try:
             store(self, items, *arguments, **options)
         finally:  # it is stored even if the process ends then
-            if len(log) > before:
+            if len(entries) > before:
                 last[self.name] = number
 
     patch.setattr(admin, "_stats", lambda each: replace(stats(each), deduplication=True))

@@ -25,10 +25,9 @@ from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments import pending as pending_segments
 from delaylevel.testing import ManualClock, MemoryPulsar
-from delaylevel.testing.memory.broker import Partition
 from delaylevel.testing.memory.client import ConsumerLink
 from delaylevel.testing.memory.dispatcher import MemoryDispatcher
-from delaylevel.testing.memory.log import StoredMessage
+from delaylevel.testing.memory.partition import Partition, StoredMessage
 from delaylevel.testing.memory.producer import ProducerLink
 from delaylevel.topics import lifecycle
 from delaylevel.topics.roster import DescriptionCache
@@ -96,8 +95,8 @@ class Bench:
         return Journal(self.client, self.memory.admin, source, unused)
 
     def stored(self, topic: TopicName) -> list[StoredMessage]:
-        log = self.memory._broker.partition(topic).log
-        return [message for entry in log.entries for message in entry.messages]
+        entries = self.memory._broker.partition(topic).entries
+        return [message for entry in entries for message in entry.messages]
 
     def told(self) -> list[OutcomeStatus]:
         return [Outcome.read(each.properties).status for each in self.stored(self.outcomes)]

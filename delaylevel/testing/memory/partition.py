@@ -1,4 +1,4 @@
-"""Storage of a partition: ledgers of entries, and subscriptions with their acknowledgements."""
+"""A partition: ledgers of entries, and subscriptions with their acknowledgements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import _pulsar
 import pulsar
@@ -17,6 +17,7 @@ from pulsar import ConsumerType
 
 from delaylevel.model.clock import earliest
 from delaylevel.model.position import Position
+from delaylevel.model.topic_name import TopicName
 
 NO_POSITION = Position(-1, -1)
 
@@ -71,59 +72,6 @@ class Entry:
         return Position(self.ledger, self.entry, index if self.batched else -1)
 
 
-class Log:
-    """The entries of one partition, in ledgers, whose IDs ascend in the whole cluster."""
-
-    def __init__(self, new_ledger: Callable[[], int], entries_per_ledger: int) -> None:
-        self._new_ledger = new_ledger
-        self._entries_per_ledger = entries_per_ledger
-        self.ledgers: list[list[int]] = [[new_ledger(), 0]]
-        self.entries: list[Entry] = []
-        self.messages = self.size_bytes = 0
-        # Numbers of the entries that no subscription needs any more. Nobody can read them.
-        self.erased: set[int] = set()
-
-    def append(
-        self,
-        messages: tuple[StoredMessage, ...],
-        *,
-        batched: bool,
-        publish_ms: int,
-        stored_ms: int,
-        deliver_at_ms: int | None,
-    ) -> Entry:
-        """Store an entry and return it."""
-        if self.ledgers[-1][1] >= self._entries_per_ledger:
-            self.ledgers.append([self._new_ledger(), 0])
-        ledger = self.ledgers[-1]
-        entry = Entry(ledger[0], ledger[1], messages, batched, publish_ms, stored_ms, deliver_at_ms)
-        ledger[1] += 1
-        self.entries.append(entry)
-        self.messages += len(messages)
-        self.size_bytes += sum(len(message.value or b"") for message in messages)
-        return entry
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def first_at(self, position: Position) -> int:
-        """Return the number of the first entry at or after the entry of a position."""
-        place = position.ledger, position.entry
-        return bisect_left(self.entries, place, key=attrgetter("ledger", "entry"))
-
-    def find(self, position: Position) -> int | None:
-        """Return the number of the entry at a position, or None."""
-        number = self.first_at(position)
-        if number < len(self) and self.entries[number].position == position.entry_start:
-            return number
-        return None
-
-    def first_published_at(self, publish_ms: int) -> int:
-        """Return the number of the first entry published at or after a time, ms."""
-        # Like the broker, use a binary search, which is only exact if publish times ascend.
-        return bisect_left(self.entries, publish_ms, key=lambda entry: entry.publish_ms)
-
-
 def message_id(
     position: Position, batch_size: int = 0, partition: int = -1, topic: str = ""
 ) -> _pulsar.MessageId:
@@ -174,12 +122,125 @@ class Subscriber(Link, Protocol):
     def drop_queue(self) -> None: ...
 
 
-class Subscription:
-    """State of one subscription; entries have the numbers of the log, from 0."""
+Watcher = Callable[["Event"], None]
 
-    def __init__(self, log: Log, start: int, acknowledged: Callable[[Iterable[int]], None]) -> None:
-        self._log = log
-        self._on_acknowledged = acknowledged
+
+class Partition:
+    """A partition, or a topic that is not partitioned, with its clients.
+
+    Its entries lie in ledgers, whose IDs ascend in the whole cluster.
+    """
+
+    def __init__(
+        self,
+        name: TopicName,
+        new_ledger: Callable[[], int],
+        entries_per_ledger: int,
+        watchers: list[Watcher],
+    ) -> None:
+        self.name = name
+        self._new_ledger = new_ledger
+        self._entries_per_ledger = entries_per_ledger
+        self._watchers = watchers
+        self.ledgers: list[list[int]] = [[new_ledger(), 0]]
+        self.entries: list[Entry] = []
+        self.messages = self.size_bytes = 0
+        # Numbers of the entries that no subscription needs any more. Nobody can read them.
+        self.erased: set[int] = set()
+        self.subscriptions: dict[str, Subscription] = {}
+        self.producers: dict[str, Link] = {}
+        self.consumers: list[Link] = []
+        self.exclusive = False  # the producer has exclusive access
+        self.terminated = False
+
+    def store(
+        self,
+        messages: tuple[StoredMessage, ...],
+        *,
+        batched: bool,
+        publish_ms: int,
+        stored_ms: int,
+        deliver_at_ms: int | None,
+    ) -> Entry:
+        """Store an entry and return it."""
+        if self.terminated:
+            raise pulsar.TopicTerminated("Pulsar error: TopicTerminated")
+        if self.ledgers[-1][1] >= self._entries_per_ledger:
+            self.ledgers.append([self._new_ledger(), 0])
+        ledger = self.ledgers[-1]
+        entry = Entry(ledger[0], ledger[1], messages, batched, publish_ms, stored_ms, deliver_at_ms)
+        ledger[1] += 1
+        self.entries.append(entry)
+        self.messages += len(messages)
+        self.size_bytes += sum(len(message.value or b"") for message in messages)
+        for subscription in self.subscriptions.values():
+            subscription.entry_stored(len(self.entries) - 1)
+        self._notify((entry,), None)
+        return entry
+
+    def first_at(self, position: Position) -> int:
+        """Return the number of the first entry at or after the entry of a position."""
+        place = position.ledger, position.entry
+        return bisect_left(self.entries, place, key=attrgetter("ledger", "entry"))
+
+    def find(self, position: Position) -> int | None:
+        """Return the number of the entry at a position, or None."""
+        number = self.first_at(position)
+        if number < len(self.entries) and self.entries[number].position == position.entry_start:
+            return number
+        return None
+
+    def first_published_at(self, publish_ms: int) -> int:
+        """Return the number of the first entry published at or after a time, ms."""
+        # Like the broker, use a binary search, which is only exact if publish times ascend.
+        return bisect_left(self.entries, publish_ms, key=attrgetter("publish_ms"))
+
+    def last_position(self) -> Position | None:
+        """Return the position of the last message; None without one."""
+        return self.entries[-1].last_position if self.entries else None
+
+    def subscribe(self, name: str, *, earliest: bool) -> Subscription:
+        """Return a subscription; create it if it does not exist."""
+        if name not in self.subscriptions:
+            start = 0 if earliest else len(self.entries)
+            self.subscriptions[name] = Subscription(self, name, start)
+        return self.subscriptions[name]
+
+    def unacknowledged(self, subscription: str) -> list[Entry]:
+        """Return the entries that a subscription has not acknowledged; none without it."""
+        found = self.subscriptions.get(subscription)
+        return [self.entries[number] for number in found.unacknowledged()] if found else []
+
+    def acknowledged(self, subscription: str, numbers: Iterable[int]) -> None:
+        """Erase what no subscription needs any more, as a broker may do at any time."""
+        numbers = tuple(numbers)
+        others = self.subscriptions.values()
+        self.erased.update(
+            number for number in numbers if all(each.is_acknowledged(number) for each in others)
+        )
+        self._notify(tuple(self.entries[number] for number in numbers), subscription)
+
+    def _notify(self, entries: tuple[Entry, ...], subscription: str | None) -> None:
+        event = Event(self.name, entries, subscription)
+        for watch in tuple(self._watchers):
+            watch(event)
+
+
+class Event(NamedTuple):
+    """A change of what is stored, in the one order of the whole Pulsar."""
+
+    topic: TopicName  # the partition, or the topic that is not partitioned
+    entries: tuple[Entry, ...]
+    subscription: str | None  # that has acknowledged them; None if they were stored
+
+
+class Subscription:
+    """State of one subscription; entries have their numbers in the partition, from 0."""
+
+    def __init__(self, partition: Partition, name: str, start: int) -> None:
+        self._partition = partition
+        self._entries = partition.entries
+        self._name = name
         self.kind = ConsumerType.Exclusive
         self.consumers: list[Subscriber] = []
         self.mark = start  # all entries before it are acknowledged
@@ -277,7 +338,7 @@ class Subscription:
         while self.mark in self._acknowledged:
             self._acknowledged.discard(self.mark)
             self.mark += 1
-        self._on_acknowledged((number,))
+        self._partition.acknowledged(self._name, (number,))
 
     def acknowledge_before(self, number: int) -> None:
         """Acknowledge every entry before this one."""
@@ -290,7 +351,7 @@ class Subscription:
         while self.mark in self._acknowledged:
             self._acknowledged.discard(self.mark)
             self.mark += 1
-        self._on_acknowledged(added)
+        self._partition.acknowledged(self._name, added)
 
     def is_acknowledged(self, number: int) -> bool:
         """Return whether an entry is acknowledged."""
@@ -306,23 +367,23 @@ class Subscription:
         self._holders.clear()
         self._rewind_at_ms = None
         self._rebuild_ready()
-        self._on_acknowledged(added)
+        self._partition.acknowledged(self._name, added)
 
     @property
     def mark_delete_position(self) -> Position:
         """Position up to which everything is acknowledged."""
         if self.mark:
-            return self._log.entries[self.mark - 1].position
-        return Position(self._log.ledgers[0][0], -1)
+            return self._entries[self.mark - 1].position
+        return Position(self._partition.ledgers[0][0], -1)
 
     @property
     def backlog(self) -> int:
         """Number of unacknowledged entries."""
-        return len(self._log) - self.mark - len(self._acknowledged)
+        return len(self._entries) - self.mark - len(self._acknowledged)
 
     def unacknowledged(self) -> list[int]:
         """Return the numbers of all unacknowledged entries, in order."""
-        return [n for n in range(self.mark, len(self._log)) if n not in self._acknowledged]
+        return [n for n in range(self.mark, len(self._entries)) if n not in self._acknowledged]
 
     # -- internals
 
@@ -336,9 +397,9 @@ class Subscription:
             self.entry_stored(number)
 
     def _available_ms(self, number: int) -> int:
-        return self._log.entries[number].available_ms if self.kind in _DELAYING_TYPES else 0
+        return self._entries[number].available_ms if self.kind in _DELAYING_TYPES else 0
 
     def _owner(self, number: int) -> Subscriber:
-        message = self._log.entries[number].messages[0]
+        message = self._entries[number].messages[0]
         key = message.ordering_key or message.key
         return self.consumers[zlib.crc32(key.encode()) % len(self.consumers)]
