@@ -24,9 +24,9 @@ from delaylevel.cluster.port import (
 from delaylevel.errors import AdminError, ConflictError
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
-from delaylevel.testing.memory.broker import Broker, Partition, not_found
+from delaylevel.testing.memory.broker import Broker, not_found
 
-from .memory.partition import Subscription
+from .memory.partition import Partition, Subscription
 from .memory.producer import ProducerLink
 
 AdminT = TypeVar("AdminT")

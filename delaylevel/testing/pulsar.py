@@ -574,8 +574,10 @@ class _Movers:
         if self._changes != self._broker.changes:
             self._changes = self._broker.changes
             self._start_and_stop(self._broker.level_topics())
-        for running in (*self._movers.values(), *self._dispatchers.values()):
-            self.report.add(running.run_once())
+        for mover in self._movers.values():
+            self.report.add(mover.run_once())
+        for dispatcher in self._dispatchers.values():
+            self.report.add(dispatcher.run_once())
 
     def next_event_ms(self) -> int | None:
         """Return the next time, ms, at which a mover or dispatcher has work; None for never."""
@@ -586,9 +588,10 @@ class _Movers:
         return earliest(times)
 
     def _start_and_stop(self, found: list[LevelTopicDescription]) -> None:
-        for running in (self._movers, self._dispatchers):
-            for description in running.keys() - set(found):
-                running.pop(description).close()
+        for description in self._movers.keys() - set(found):
+            self._movers.pop(description).close()
+            if description in self._dispatchers:
+                self._dispatchers.pop(description).close()
         for description in found:
             if description in self._movers:
                 continue

@@ -31,25 +31,13 @@ class MemoryAsyncProducer(pulsar.asyncio.Producer):
 
     async def send(self, content: Any, *args: Any, **kwargs: Any) -> Any:
         """Publish a message, and return its ID; arguments as in ``pulsar.asyncio``."""
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def stored(result: Any, message_id: Any) -> None:
-            if result == pulsar.Result.Ok:
-                done.get_loop().call_soon_threadsafe(done.set_result, message_id)
-            else:
-                error = pulsar.asyncio.PulsarException(result)
-                done.get_loop().call_soon_threadsafe(done.set_exception, error)
-
-        given = _SEND.bind(self, content, *args, **kwargs).arguments
-        arguments = {name: value for name, value in given.items() if value is not None}
-        del arguments["self"]
-        content = arguments.pop("content", None)
-        self._plain.send_async(content, stored, **arguments)
-        # Nobody fills the batch while the sender waits.
-        self._plain.flush()
-        found = await done
+        _, _, *given = _SEND.bind(self, content, *args, **kwargs).arguments.items()
+        options = {name: value for name, value in given if value is not None}
+        # It stores the open batch, too: nobody fills that while the sender waits.
+        sent = _in_asyncio(partial(self._plain.send, content, **options))
+        await asyncio.sleep(0)  # other tasks run while a real client waits
         return pulsar.MessageId(
-            found.partition(), found.ledger_id(), found.entry_id(), found.batch_index()
+            sent.partition(), sent.ledger_id(), sent.entry_id(), sent.batch_index()
         )
 
 

@@ -20,7 +20,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 
 from .broker import Broker
-from .core import NOTHING_TO_RECEIVE, Core, Received, asyncio_form
+from .core import NOTHING_TO_RECEIVE, Closable, Core, Received
 from .partition import NO_POSITION, Entry, message_id
 from .producer import MemoryProducer, ProducerCore
 
@@ -378,19 +378,15 @@ _UNSUPPORTED = (
 )
 
 
-class _ClientCore:
-    """Replacement of the C++ client below ``pulsar.Client``."""
+class _ClientCore(Closable):
+    """Core of a client."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._opened: list[Any] = []
-        self._closed = False
+        super().__init__(broker)
+        self._opened: list[Core] = []
         self.lock = threading.RLock()
         # Of the present call, because the configuration objects of the C++ client cannot be read.
         self.arguments: dict[str, Any] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return asyncio_form(self, name)
 
     def create_producer(self, topic: str, configuration: Any) -> Any:
         return self._open(lambda: ProducerCore(self._broker, topic, self.arguments))
@@ -420,10 +416,6 @@ class _ClientCore:
         kind = getattr(_pulsar.SchemaType, stored.type)
         return _pulsar.SchemaInfo(kind, stored.type, stored.definition)
 
-    def close(self) -> None:
-        self._check_open()
-        self.shutdown()
-
     def shutdown(self, *, kill: bool = False) -> None:
         """Close everything, or end like a killed process: nothing is sent, no callback comes."""
         self._closed = True
@@ -431,11 +423,7 @@ class _ClientCore:
         for item in opened:
             item.kill() if kill else item.shutdown()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")
-
-    def _open(self, factory: Callable[[], Any]) -> Any:
+    def _open(self, factory: Callable[[], Core]) -> Core:
         self._check_open()
         with self._broker.lock:
             item = factory()
@@ -464,7 +452,6 @@ class PlainMemoryClient(pulsar.Client):
             plain = super().create_producer(topic, *args, **kwargs)
         producer = MemoryProducer()
         producer.__dict__.update(plain.__dict__)
-        producer._clock = self._broker.clock
         return producer
 
     def subscribe(

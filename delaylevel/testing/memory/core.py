@@ -89,41 +89,56 @@ class Received:
 _WITH_VALUE = ("get_last_message_id", "has_message_available", "get_topic_partitions")
 
 
-def asyncio_form(core: Any, name: str) -> Any:
-    """Return the form of a call for ``pulsar.asyncio``: a callback comes last, nothing waits."""
-    call, _, rest = name.rpartition("_async")
-    if not call or rest or call.startswith("_"):
-        raise AttributeError(f"{type(core).__name__!r} object has no attribute {name!r}")
-    function = getattr(core, call)
+class Closable:
+    """Replacement of a C++ object below the Python code of ``pulsar``, with the same methods."""
 
-    def run(*arguments: Any) -> None:
-        *given, callback = arguments
-        value, result = None, pulsar.Result.Ok
-        try:
-            value = function(*given)
-        except pulsar.PulsarException as error:
-            result = result_of(error)
-        callback(result, value) if call in _WITH_VALUE else callback(result)
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._closed = False
 
-    return run
+    def __getattr__(self, name: str) -> Any:
+        """Return the form of a call for ``pulsar.asyncio``: a callback comes last."""
+        call, _, rest = name.rpartition("_async")
+        if not call or rest or call.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        function = getattr(self, call)
+
+        def run(*arguments: Any) -> None:
+            *given, callback = arguments
+            value, result = None, pulsar.Result.Ok
+            try:
+                value = function(*given)
+            except pulsar.PulsarException as error:
+                result = result_of(error)
+            callback(result, value) if call in _WITH_VALUE else callback(result)
+
+        return run
+
+    def close(self) -> None:
+        self._check_open()
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Close without an error if it is closed already."""
+        raise NotImplementedError
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")
 
 
-class Core:
-    """Replacement of a C++ object below the Python code of ``pulsar``, with the same methods.
+class Core(Closable):
+    """Core of a producer, consumer or reader.
 
     ``options`` are all arguments of the call that created the object, by name.
     """
 
     def __init__(self, broker: Broker, topics: list[str], options: dict[str, Any]) -> None:
-        self._broker = broker
+        super().__init__(broker)
         self._partitions = [name for topic in topics for name in broker.partition_names(topic)]
         self._topic = TopicName.parse(topics[0]).full if len(topics) == 1 else ""
         self._options = options
-        self._closed = False
         self._links: list[Any] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return asyncio_form(self, name)
 
     def topic(self) -> str:
         return self._topic
@@ -131,12 +146,7 @@ class Core:
     def is_connected(self) -> bool:
         return not self._closed
 
-    def close(self) -> None:
-        self._check_open()
-        self.shutdown()
-
     def shutdown(self) -> None:
-        """Disconnect if still connected."""
         if not self._closed:
             self._closed = True
             with self._broker.lock:
@@ -161,7 +171,3 @@ class Core:
         except pulsar.PulsarException:
             self.disconnect()
             raise
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")

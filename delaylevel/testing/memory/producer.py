@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import _pulsar
 import pulsar
 
-from delaylevel.model.clock import Clock, duration_ms
+from delaylevel.model.clock import duration_ms
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client_calls import error_of, result_of
 
@@ -239,14 +239,12 @@ _MESSAGE_ARGUMENTS = inspect.signature(pulsar.Producer._build_msg)
 class MemoryProducer(pulsar.Producer):
     """A ``pulsar.Producer`` in memory: Pulsar's own code checks arguments and encodes payloads."""
 
-    _clock: Clock
-
     def _build_msg(self, *args: Any, **kwargs: Any) -> OutgoingMessage:
         built = super()._build_msg(*args, **kwargs)
         given = _MESSAGE_ARGUMENTS.bind(self, *args, **kwargs).arguments
         deliver_at = given["deliver_at"]
         if given["deliver_after"]:
-            deliver_at = self._clock.now_ms() + duration_ms(given["deliver_after"])
+            deliver_at = self._producer.clock.now_ms() + duration_ms(given["deliver_after"])
         return OutgoingMessage(built, given["sequence_id"] or None, deliver_at or None)
 
 
@@ -255,6 +253,7 @@ class ProducerCore(Core):
 
     def __init__(self, broker: Broker, topic: str, options: dict[str, Any]) -> None:
         super().__init__(broker, [topic], options)
+        self.clock = broker.clock
         self._name: str = options["producer_name"] or broker.new_name("memory")
         self._current = -1  # index of the link in round-robin routing
         single = [name.full for name in self._partitions] == [self._topic]

@@ -40,8 +40,8 @@ from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
-from .broker import Broker, Event
-from .partition import Entry, StoredMessage
+from .broker import Broker
+from .partition import Entry, Event, StoredMessage
 
 
 class _Handled(NamedTuple):
