@@ -167,14 +167,12 @@ class EmbeddedBroker:
             AlreadyRunningError: this instance is already running.
             BrokerError: the broker ended or was not ready in time; the text has the end of its log.
         """
-        self._check_stopped()
-        fetch(self._report, self._choose_version())
         # Private to this user, because the configuration may contain secrets.
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(self.directory / "lock"):
             self._check_stopped()
             self._end_watcher()
-            version = self._choose_version()  # another process may have started a later one
+            version = self._choose_version()
             home = fetch(self._report, version)
             save_version(self.directory, version)
             self._start(home, timeout_seconds)

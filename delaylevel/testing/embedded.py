@@ -8,17 +8,19 @@ import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pulsar
 import urllib3
 
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection.settings import Connection
+from delaylevel.cluster.logs import silent
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.errors import BrokerError, PrerequisiteError
+from delaylevel.cluster.rest.http import Rest, options_of
+from delaylevel.errors import BrokerError, ConflictError, PrerequisiteError
 from delaylevel.producer.client import DelayLevelClient
 
 if TYPE_CHECKING:
@@ -46,13 +48,9 @@ def small_broker(directory: Path, **options: Any) -> EmbeddedBroker:
 
     The environment variable ``DELAYLEVEL_BROKER_VERSION`` names another version of its server.
     """
-    settings: dict[str, Any] = {
-        "conf": CONF,
-        "heap_mb": HEAP_MB,
-        "follow_parent": True,
-        "version": os.environ.get("DELAYLEVEL_BROKER_VERSION"),
-    }
-    return EmbeddedBroker("test", directory=directory, **{**settings, **options})
+    version = os.environ.get("DELAYLEVEL_BROKER_VERSION")
+    settings = {"conf": CONF, "heap_mb": HEAP_MB, "version": version, **options}
+    return EmbeddedBroker("test", directory=directory, follow_parent=True, **settings)
 
 
 def start_or_skip(broker: EmbeddedBroker) -> EmbeddedBroker:
@@ -75,14 +73,10 @@ def start_or_skip(broker: EmbeddedBroker) -> EmbeddedBroker:
 def new_namespace(connection: Connection) -> str:
     """Create a namespace ``public/test-…``, and return its name."""
     name = f"public/test-{uuid.uuid4().hex[:12]}"
-    with urllib3.PoolManager(timeout=30) as http:
-        answer = http.request("PUT", f"{connection.admin_url}/admin/v2/namespaces/{name}")
-    # 409: an earlier try of the same call, whose answer came too late, has created it.
-    if answer.status not in (204, 409):
-        raise BrokerError(
-            f"the broker does not create the namespace {name} (status {answer.status}): "
-            f"{answer.data.decode(errors='replace')[:200]}"
-        )
+    rest = Rest(connection.admin_url, **options_of(connection))
+    # A conflict: an earlier try of the same call, whose answer came too late, has created it.
+    with closing(rest), suppress(ConflictError):
+        rest.put(f"namespaces/{name}")
     return name
 
 
@@ -132,8 +126,7 @@ class EmbeddedPulsar:
         Args:
             options: further arguments of the client.
         """
-        quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-        settings = {"logger": quiet, **options}
+        settings = {"logger": silent(), **options}
         client = DelayLevelClient.from_connection(self.connection, **settings)
         self._stack.callback(client.shutdown)
         return client
@@ -156,9 +149,8 @@ class EmbeddedPulsar:
             ThreadPoolExecutor(1, "delaylevel-serving") as pool,
         ):
             settings = DispatchSettings(Path(directory))
-            service = LocalService(
-                self._open_client, self.admin, (), settings, namespace=self.namespace
-            )
+            open_client = partial(self.connection.open_client, logger=silent())
+            service = LocalService(open_client, self.admin, (), settings, namespace=self.namespace)
             with closing(service):
                 running = pool.submit(service.run, started.set)
                 running.add_done_callback(lambda _: started.set())
@@ -183,7 +175,3 @@ class EmbeddedPulsar:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    def _open_client(self) -> pulsar.Client:
-        quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-        return self.connection.open_client(logger=quiet)
