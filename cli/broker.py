@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
-from delaylevel.broker.distribution import PULSAR_VERSION
-from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, fetch, instances
+from delaylevel.broker.distribution import PULSAR_VERSION, fetch
+from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column
+from delaylevel.cluster.connection.local_brokers import BrokerStatus, instances
 from delaylevel.errors import AlreadyRunningError
 
 from . import options
@@ -34,18 +35,13 @@ name_option = click.option(
 
 def view(status: BrokerStatus) -> dict[str, Any]:
     """Return an instance as one row."""
-    return {
-        "name": status.name,
+    values = vars(status) | {
         "state": "running" if status.running else "stopped",
-        "version": status.version,
-        "service_url": status.service_url,
-        "admin_url": status.admin_url,
-        "functions": status.functions,
         "started_ms": status.started_ms if status.running else None,
-        "pid": status.pid,
         "directory": str(status.directory),
         "log_file": str(EmbeddedBroker(status.name).log_file),
     }
+    return {name: value for name, value in values.items() if name != "running"}
 
 
 @click.group(cls=Group)

@@ -1,5 +1,7 @@
 """A private real Pulsar broker for first steps and tests; Docker is not needed."""
 
+from delaylevel.cluster.connection.local_brokers import BrokerStatus, instances, running_instance
+
 from .distribution import (
     PULSAR_VERSION,
     distribution_directory,
@@ -7,7 +9,7 @@ from .distribution import (
     fetched_versions,
     is_fetched,
 )
-from .embedded import BrokerStatus, EmbeddedBroker, instances, running_instance
+from .embedded import EmbeddedBroker
 
 __all__ = [
     "PULSAR_VERSION",

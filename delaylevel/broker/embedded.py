@@ -23,12 +23,10 @@ from delaylevel.cluster.connection.local_brokers import (
     NAME,
     BrokerStatus,
     SavedInstance,
-    instances,
     instances_directory,
     load_instance,
     load_version,
     marker,
-    running_instance,
     save_instance,
     save_version,
     status_of,
@@ -40,8 +38,6 @@ from . import process
 from .distribution import PULSAR_VERSION, Report, fetch, java, locked, release_of
 
 log = logging.getLogger(__name__)
-
-__all__ = ["BrokerStatus", "EmbeddedBroker", "fetch", "instances", "running_instance"]
 
 _POLL_SECONDS = 0.1
 # Logged by the broker when the registration of its storage node (bookie) is deleted.

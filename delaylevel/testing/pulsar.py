@@ -577,7 +577,7 @@ class _Movers:
         for mover in self._movers.values():
             self.report.add(mover.run_once())
         for dispatcher in self._dispatchers.values():
-            self.report.add(dispatcher.run_once())
+            dispatcher.run_once()
 
     def next_event_ms(self) -> int | None:
         """Return the next time, ms, at which a mover or dispatcher has work; None for never."""
@@ -598,7 +598,9 @@ class _Movers:
             mover = LocalMover(self._client, self._admin, description, self._broker.clock)
             self._movers[description] = self._stack.enter_context(mover)
             if description.final_window is FinalWindow.TRACKER:
-                dispatcher = MemoryDispatcher(self._client, self._admin, self._broker, description)
+                dispatcher = MemoryDispatcher(
+                    self._client, self._admin, self._broker, description, self.report
+                )
                 self._dispatchers[description] = self._stack.enter_context(dispatcher)
         self._sources = [
             (mover, source.name)

@@ -8,7 +8,7 @@ from an earlier one as a real one does: from the journal.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -41,13 +41,20 @@ SETTINGS = DispatchSettings(directory=Path())
 
 
 class MemoryDispatcher:
-    """Dispatcher of the window topic of one level topic; the client stays open."""
+    """Dispatcher of the window topic of one level topic; the client stays open.
+
+    It counts the outcomes of messages in ``report``.
+    """
 
     def __init__(
-        self, client: Any, admin: TopicAdmin, broker: Broker, description: LevelTopicDescription
+        self,
+        client: Any,
+        admin: TopicAdmin,
+        broker: Broker,
+        description: LevelTopicDescription,
+        report: ForwardReport,
     ) -> None:
         self._broker = broker
-        self._report = ForwardReport()
         time = _StepTime(broker.clock)
         read = partial(served, admin, description.topic)
         descriptions = DescriptionCache(
@@ -64,7 +71,7 @@ class MemoryDispatcher:
                     descriptions,
                     time.steady,
                     _StepEvents(),
-                    _ReportedStats(lambda: self._report),
+                    _ReportedStats(report),
                     at_once,
                     time.now_s,
                 )
@@ -74,8 +81,8 @@ class MemoryDispatcher:
             self.kill()
             raise
 
-    def run_once(self) -> ForwardReport:
-        """Release what is due at this time, and return the outcomes of messages."""
+    def run_once(self) -> None:
+        """Release what is due at this time."""
         worked = True
         while worked:
             worked = False
@@ -84,8 +91,6 @@ class MemoryDispatcher:
                 # send further messages.
                 with self._broker.without_tasks():
                     worked |= partition.run_once()
-        report, self._report = self._report, ForwardReport()
-        return report
 
     def next_event_ms(self) -> int | None:
         """Return the time of the next work, ms since the epoch; None for never."""
@@ -227,19 +232,17 @@ class _StepTime:
 
 
 class _ReportedStats(SharedOwnerStats):
-    """Statistics that are also added to a report, which a function returns."""
+    """Statistics that are also added to a report."""
 
-    def __init__(self, report: Callable[[], ForwardReport]) -> None:
+    def __init__(self, report: ForwardReport) -> None:
         super().__init__()
         self._report = report
 
     def released(self, late: npt.NDArray[np.int64]) -> None:
         super().released(late)
-        report = self._report()
-        report.due += late.size
-        report.latest_ms = max(report.latest_ms, int(late.max(initial=0)))
+        self._report.count("due", None, int(late.max(initial=0)), late.size)
 
     def set_aside(self, counted: Collection[tuple[str, str]]) -> None:
         super().set_aside(counted)
         for counter, key in counted:
-            self._report().count(counter, key)
+            self._report.count(counter, key)

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from delaylevel.broker import EmbeddedBroker, instances
 from delaylevel.broker.distribution import distribution_directory
-from delaylevel.broker.embedded import EmbeddedBroker, instances
 from delaylevel.cluster.connection.settings import Connection
 from support.pages import FOREVER, PAGES, ROOT, Block, bare, missing
 from support.world import eventually

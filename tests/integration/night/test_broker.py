@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import urllib3
 
-from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker
+from delaylevel.broker import BrokerStatus, EmbeddedBroker
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
 from delaylevel.testing import EmbeddedPulsar

@@ -13,15 +13,9 @@ from pathlib import Path
 import pytest
 
 from delaylevel.broker import distribution, process
-from delaylevel.broker.embedded import (
-    EmbeddedBroker,
-    environment,
-    instances,
-    running_instance,
-    write_conf,
-)
+from delaylevel.broker.embedded import EmbeddedBroker, environment, write_conf
 from delaylevel.cluster.connection import local_brokers
-from delaylevel.cluster.connection.local_brokers import SavedInstance
+from delaylevel.cluster.connection.local_brokers import SavedInstance, instances, running_instance
 from delaylevel.errors import BrokerError, InvalidInputError, PrerequisiteError
 
 
