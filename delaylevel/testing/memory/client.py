@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -13,6 +12,7 @@ import _pulsar
 import pulsar
 from pulsar import ConsumerType
 
+from delaylevel.cluster.client_parts import CLIENT, CREATE_PRODUCER
 from delaylevel.model.clock import earliest
 from delaylevel.model.message import batch_size
 from delaylevel.model.position import Position
@@ -21,7 +21,7 @@ from delaylevel.producer.client import DelayLevelClient
 
 from .broker import Broker
 from .core import NOTHING_TO_RECEIVE, Closable, Core, Received
-from .partition import NO_POSITION, Entry, message_id
+from .partition import NO_POSITION, message_id
 from .producer import MemoryProducer, ProducerCore
 
 
@@ -74,10 +74,9 @@ class ConsumerLink:
                 return None
             number, count = found
             entry = self.partition.entries[number]
-            for index in range(len(entry.messages)):
-                position = entry.message_position(index)
+            for index, position in enumerate(entry.positions()):
                 if self._skip_through is None or position > self._skip_through:
-                    self._queue.append(Received(self.topic, entry, index, count, number))
+                    self._queue.append(Received(self.topic, entry, index, count))
         return self._queue.popleft()
 
     def acknowledge(
@@ -98,7 +97,7 @@ class ConsumerLink:
         if cumulatively:
             self.subscription.acknowledge_before(number + whole)
         elif whole:
-            self.subscription.acknowledge(number)
+            self.subscription.acknowledge((number,))
 
     def seek(self, target: Any) -> None:
         """Move to a message ID or a publish time, ms since the epoch."""
@@ -294,14 +293,12 @@ class ReaderLink:
     def receive(self) -> Received | None:
         """Return the next message, or None if there is none."""
         found = self.find()
-        if found is None:
-            return None
-        entry, index, number = found
-        self._next = entry.message_position(index).next
-        return Received(self.topic, entry, index, 0, number)
+        if found is not None:
+            self._next = found.position.next
+        return found
 
-    def find(self) -> tuple[Entry, int, int] | None:
-        """Return the entry, index and entry number of the next message, or None."""
+    def find(self) -> Received | None:
+        """Return the next message, and stay before it; None if there is none."""
         partition = self._broker.partition(self.topic)
         for number in range(partition.first_at(self._next), len(partition.entries)):
             if number in partition.erased:
@@ -309,7 +306,7 @@ class ReaderLink:
             entry = partition.entries[number]
             for index in range(len(entry.messages)):
                 if entry.message_position(index) >= self._next:
-                    return entry, index, number
+                    return Received(self.topic, entry, index)
         return None
 
     def seek(self, target: Any) -> None:
@@ -363,11 +360,6 @@ class ReaderCore(ConsumerCore):
         return None  # what is stored can be read at once
 
 
-# Bound here: an application may replace ``pulsar.Client`` with one of our clients.
-_CREATE_PRODUCER = pulsar.Client.create_producer
-_SUBSCRIBE = pulsar.Client.subscribe
-_CREATE_READER = pulsar.Client.create_reader
-
 # Arguments of ``subscribe`` that are refused instead of silently ignored.
 _UNSUPPORTED = (
     "dead_letter_policy",
@@ -384,26 +376,25 @@ class _ClientCore(Closable):
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker)
         self._opened: list[Core] = []
-        self.lock = threading.RLock()
         # Of the present call, because the configuration objects of the C++ client cannot be read.
         self.arguments: dict[str, Any] = {}
 
-    def create_producer(self, topic: str, configuration: Any) -> Any:
-        return self._open(lambda: ProducerCore(self._broker, topic, self.arguments))
+    def create_producer(self, topic: str, _: Any) -> Core:
+        return self._open(ProducerCore, topic)
 
-    def subscribe(self, topic: str, subscription: str, configuration: Any) -> Any:
-        return self._open(lambda: ConsumerCore(self._broker, [topic], self.arguments))
+    def subscribe(self, topic: str, *_: Any) -> Core:
+        return self._open(ConsumerCore, [topic])
 
-    def subscribe_topics(self, topics: list[str], subscription: str, configuration: Any) -> Any:
-        return self._open(lambda: ConsumerCore(self._broker, topics, self.arguments))
+    def subscribe_topics(self, topics: list[str], *_: Any) -> Core:
+        return self._open(ConsumerCore, topics)
 
-    def subscribe_pattern(self, *_: Any) -> Any:
+    def subscribe_pattern(self, *_: Any) -> Core:
         raise pulsar.OperationNotSupported(
             "the in-memory Pulsar does not support regular expressions: subscribe to topics by name"
         )
 
-    def create_reader(self, topic: str, start: Any, configuration: Any) -> Any:
-        return self._open(lambda: ReaderCore(self._broker, topic, start, self.arguments))
+    def create_reader(self, topic: str, start: Any, _: Any) -> Core:
+        return self._open(ReaderCore, topic, start)
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         self._check_open()
@@ -423,12 +414,10 @@ class _ClientCore(Closable):
         for item in opened:
             item.kill() if kill else item.shutdown()
 
-    def _open(self, factory: Callable[[], Core]) -> Core:
+    def _open(self, kind: Callable[..., Core], *places: Any) -> Core:
         self._check_open()
-        with self._broker.lock:
-            item = factory()
-        self._opened.append(item)
-        return item
+        self._opened.append(kind(self._broker, *places, self.arguments))
+        return self._opened[-1]
 
 
 class PlainMemoryClient(pulsar.Client):
@@ -447,8 +436,8 @@ class PlainMemoryClient(pulsar.Client):
         self._broker = memory
 
     def create_producer(self, topic: str, *args: Any, **kwargs: Any) -> MemoryProducer:
-        with self._client.lock:
-            self._client.arguments = _bind(_CREATE_PRODUCER, topic, args, kwargs)
+        with self._broker.lock:
+            self._client.arguments = _bind(CREATE_PRODUCER, topic, args, kwargs)
             plain = super().create_producer(topic, *args, **kwargs)
         producer = MemoryProducer()
         producer.__dict__.update(plain.__dict__)
@@ -457,8 +446,8 @@ class PlainMemoryClient(pulsar.Client):
     def subscribe(
         self, topic: Any, subscription_name: str, *args: Any, **kwargs: Any
     ) -> pulsar.Consumer:
-        with self._client.lock:
-            arguments = _bind(_SUBSCRIBE, topic, (subscription_name, *args), kwargs)
+        with self._broker.lock:
+            arguments = _bind(CLIENT.subscribe, topic, (subscription_name, *args), kwargs)
             for name in _UNSUPPORTED:
                 if arguments[name]:
                     raise pulsar.OperationNotSupported(
@@ -476,8 +465,8 @@ class PlainMemoryClient(pulsar.Client):
     def create_reader(
         self, topic: str, start_message_id: Any, *args: Any, **kwargs: Any
     ) -> pulsar.Reader:
-        with self._client.lock:
-            arguments = _bind(_CREATE_READER, topic, (start_message_id, *args), kwargs)
+        with self._broker.lock:
+            arguments = _bind(CLIENT.create_reader, topic, (start_message_id, *args), kwargs)
             if arguments["reader_listener"]:
                 raise pulsar.OperationNotSupported(
                     "the in-memory Pulsar does not support reader listeners: call read_next"

@@ -23,15 +23,12 @@ NOTHING_TO_RECEIVE = (
 class Received:
     """Replacement of the C++ message below ``pulsar.Message``, with the same methods."""
 
-    def __init__(
-        self, topic: TopicName, entry: Entry, index: int, redeliveries: int, number: int
-    ) -> None:
+    def __init__(self, topic: TopicName, entry: Entry, index: int, redeliveries: int = 0) -> None:
         self._topic = topic
         self._entry = entry
-        self._index = index
         self._stored = entry.messages[index]
         self._redeliveries = redeliveries
-        self.number = number  # of the entry in its partition
+        self.position = entry.message_position(index)
 
     def data(self) -> bytes:
         return self._stored.value or b""
@@ -59,9 +56,8 @@ class Received:
 
     def message_id(self) -> _pulsar.MessageId:
         index = self._topic.partition_index
-        position = self._entry.message_position(self._index)
         partition = -1 if index is None else index
-        return message_id(position, self._entry.batch_size, partition, self._topic.full)
+        return message_id(self.position, self._entry.batch_size, partition, self._topic.full)
 
     def topic_name(self) -> str:
         return self._topic.full

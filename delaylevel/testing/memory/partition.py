@@ -6,7 +6,7 @@ import heapq
 import zlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -70,6 +70,10 @@ class Entry:
     def message_position(self, index: int) -> Position:
         """Return the position of message ``index``."""
         return Position(self.ledger, self.entry, index if self.batched else -1)
+
+    def positions(self) -> list[Position]:
+        """Return the positions of all messages, in order."""
+        return [self.message_position(index) for index in range(len(self.messages))]
 
 
 def message_id(
@@ -211,9 +215,8 @@ class Partition:
         found = self.subscriptions.get(subscription)
         return [self.entries[number] for number in found.unacknowledged()] if found else []
 
-    def acknowledged(self, subscription: str, numbers: Iterable[int]) -> None:
+    def acknowledged(self, subscription: str, numbers: Collection[int]) -> None:
         """Erase what no subscription needs any more, as a broker may do at any time."""
-        numbers = tuple(numbers)
         others = self.subscriptions.values()
         self.erased.update(
             number for number in numbers if all(each.is_acknowledged(number) for each in others)
@@ -280,19 +283,19 @@ class Subscription:
             self.redeliver_all()
         if self.kind == ConsumerType.Failover and consumer is not self.consumers[0]:
             return None
-        skipped: list[tuple[int, int]] = []
+        others: list[tuple[int, int]] = []  # for other consumers, by their keys
         found: int | None = None
-        while self._ready and self._ready[0][0] <= now_ms:
+        while found is None and self._ready and self._ready[0][0] <= now_ms:
             item = heapq.heappop(self._ready)
             number = item[1]
+            # What was acknowledged or delivered meanwhile stays in the heap until now.
             if self.is_acknowledged(number) or number in self._holders:
                 continue
             if self.kind == ConsumerType.KeyShared and self._owner(number) is not consumer:
-                skipped.append(item)
-                continue
-            found = number
-            break
-        for item in skipped:
+                others.append(item)
+            else:
+                found = number
+        for item in others:
             heapq.heappush(self._ready, item)
         if found is None:
             return None
@@ -311,16 +314,12 @@ class Subscription:
     def redeliver_all(self, consumer: Subscriber | None = None) -> None:
         """Deliver the unacknowledged entries of one consumer, or of all, again at once."""
         self._rewind_at_ms = None
-        numbers = [
-            number
-            for number, holder in self._holders.items()
-            if consumer is None or holder is consumer
-        ]
+        consumers = self.consumers if consumer is None else [consumer]
+        numbers = [number for number, holder in self._holders.items() if holder in consumers]
         if self.kind in _DELAYING_TYPES:
             self._redeliveries.update(numbers)
-        for holder in self.consumers:
-            if consumer is None or holder is consumer:
-                holder.drop_queue()
+        for holder in consumers:
+            holder.drop_queue()
         self._release(numbers)
 
     def next_event_ms(self) -> int | None:
@@ -329,29 +328,21 @@ class Subscription:
 
     # -- acknowledgement
 
-    def acknowledge(self, number: int) -> None:
-        """Acknowledge one entry."""
-        self._holders.pop(number, None)
-        if self.is_acknowledged(number):
-            return
-        self._acknowledged.add(number)
+    def acknowledge(self, numbers: Iterable[int]) -> None:
+        """Acknowledge entries."""
+        added = [number for number in numbers if not self.is_acknowledged(number)]
+        self._acknowledged.update(added)
+        for number in added:
+            self._holders.pop(number, None)
         while self.mark in self._acknowledged:
-            self._acknowledged.discard(self.mark)
+            self._acknowledged.remove(self.mark)
             self.mark += 1
-        self._partition.acknowledged(self._name, (number,))
+        if added:
+            self._partition.acknowledged(self._name, added)
 
     def acknowledge_before(self, number: int) -> None:
         """Acknowledge every entry before this one."""
-        if number <= self.mark:
-            return
-        added = [each for each in range(self.mark, number) if each not in self._acknowledged]
-        self._acknowledged = {other for other in self._acknowledged if other >= number}
-        self._holders = {n: holder for n, holder in self._holders.items() if n >= number}
-        self.mark = number
-        while self.mark in self._acknowledged:
-            self._acknowledged.discard(self.mark)
-            self.mark += 1
-        self._partition.acknowledged(self._name, added)
+        self.acknowledge(range(self.mark, number))
 
     def is_acknowledged(self, number: int) -> bool:
         """Return whether an entry is acknowledged."""
@@ -361,13 +352,12 @@ class Subscription:
         """Acknowledge all entries before this one, and no others."""
         for consumer in self.consumers:
             consumer.drop_queue()
-        added = [n for n in range(self.mark, number) if n not in self._acknowledged]
+        self.acknowledge_before(number)
         self.mark = number
         self._acknowledged.clear()
         self._holders.clear()
         self._rewind_at_ms = None
         self._rebuild_ready()
-        self._partition.acknowledged(self._name, added)
 
     @property
     def mark_delete_position(self) -> Position:

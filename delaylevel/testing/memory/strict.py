@@ -13,9 +13,11 @@ has handled only after the ID is stored.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from delaylevel.consumer.deduplication import TopicIdStore
 from delaylevel.consumer.handled_ids import LISTENER, SUFFIX, decode_ids, key_of
@@ -97,9 +99,8 @@ class StrictRules:
 
     def _check_handled(self, event: Event, subscription: str) -> None:
         for entry in event.entries:
-            for index in range(len(entry.messages)):
-                place = (event.topic, subscription, entry.message_position(index))
-                handled = self._handled.pop(place, None)
+            for position in entry.positions():
+                handled = self._handled.pop((event.topic, subscription, position), None)
                 if handled is not None and not self._has_id(handled):
                     self._violated(
                         event.topic, entry, "the ID of the handled message is not stored"
@@ -163,8 +164,7 @@ class StrictRules:
         index = event.topic.partition_index or 0
         state = self._journal(description, index)
         for entry in event.entries:
-            packed = [pack_message(entry.message_position(n)) for n in range(len(entry.messages))]
-            if not state.is_released(np.array(packed, dtype=np.int64)).all():
+            if not state.is_released(_packed([entry])).all():
                 self._violated(event.topic, entry, "is not released by the stored journal")
 
     def _check_journal(self, description: LevelTopicDescription, event: Event) -> None:
@@ -172,14 +172,7 @@ class StrictRules:
         window = self._broker.partitions.get(description.window_topic.partition(index))
         if window is None or SUBSCRIPTION not in window.subscriptions:
             return
-        packed = np.array(
-            [
-                pack_message(entry.message_position(n))
-                for entry in window.unacknowledged(SUBSCRIPTION)
-                for n in range(len(entry.messages))
-            ],
-            dtype=np.int64,
-        )
+        packed = _packed(window.unacknowledged(SUBSCRIPTION))
         before = self._journal(description, index, event.entries)
         after = self._journal(description, index)
         forgotten = before.is_released(packed) & ~after.is_released(packed)
@@ -217,6 +210,11 @@ class StrictRules:
         self.violations.append(
             f"entry {entry.ledger}:{entry.entry} of {topic} ({body!r:.60}) was {done}, but {why}"
         )
+
+
+def _packed(entries: Iterable[Entry]) -> npt.NDArray[np.int64]:
+    positions = (position for entry in entries for position in entry.positions())
+    return np.fromiter(map(pack_message, positions), dtype=np.int64)
 
 
 def _says(journal: JournalState, outcome: Outcome) -> bool:
