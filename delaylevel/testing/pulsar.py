@@ -203,10 +203,6 @@ class Listening:
         with self._alone(steps):
             return await steps
 
-    def forget(self) -> None:
-        """Forget all listeners, whose process was killed."""
-        self.listeners.clear()
-
     def close(self) -> None:
         loop, self._loop = self._loop, None
         if loop is not None:
@@ -511,7 +507,7 @@ class MemoryPulsar:
         for app, client, clock in apps:
             app._forget() if kill else app.close()
             app.client, app.clock = client, clock
-        self._listening.forget() if kill else self._listening.close()
+        self._listening.listeners.clear() if kill else self._listening.close()
         clients, self._clients = self._clients, []
         for each in clients:
             each._client.shutdown(kill=True) if kill else each.shutdown()

@@ -400,7 +400,7 @@ def test_a_message_is_handed_on_unchanged(
             if host == "replay":
                 properties.pop(EXPIRES, None)  # it does not expire any more
             assert properties == {**expected, ID: identity}
-            keys = (message.key, message.ordering_key, message.event_ms)
+            keys = (message.key, message.ordering_key, message.built.event_timestamp())
             assert keys == (("key", "order", late) if key else ("", "", 0))
             if window is TRACKER:
                 index = bench.description.window_partition(key, identity)

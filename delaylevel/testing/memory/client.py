@@ -36,7 +36,7 @@ class ConsumerLink:
         self._options = options
         self.name = consumer_name
         self.properties: dict[str, str] = options["properties"] or {}
-        self._queue: deque[Received] = deque()
+        self.queue: deque[Received] = deque()
         # Unacknowledged indices of each partly acknowledged batch, by entry number.
         self._partial_batches: dict[int, set[int]] = {}
         self._skip_through: Position | None = None
@@ -44,7 +44,7 @@ class ConsumerLink:
 
     def reconnect(self) -> None:
         """Connect, again if the partition or subscription was deleted; this recreates it."""
-        self.drop_queue()
+        self.queue.clear()
         self._partial_batches.clear()
         options = self._options
         partition = self._broker.partition(self.topic)
@@ -62,13 +62,9 @@ class ConsumerLink:
             self.partition.consumers.remove(self)
             self.subscription.disconnect(self)
 
-    def drop_queue(self) -> None:
-        """Drop the messages that the application has not received yet."""
-        self._queue.clear()
-
     def receive(self) -> Received | None:
         """Return the next message, or None if none is available now."""
-        while not self._queue:
+        while not self.queue:
             found = self.subscription.next_for(self, self._broker.clock.now_ms())
             if found is None:
                 return None
@@ -76,8 +72,8 @@ class ConsumerLink:
             entry = self.partition.entries[number]
             for index, position in enumerate(entry.positions()):
                 if self._skip_through is None or position > self._skip_through:
-                    self._queue.append(Received(self.topic, entry, index, count))
-        return self._queue.popleft()
+                    self.queue.append(Received(self.topic, entry, index, count))
+        return self.queue.popleft()
 
     def acknowledge(
         self, number: int, index: int, size: int, *, cumulatively: bool = False

@@ -21,7 +21,10 @@ NOTHING_TO_RECEIVE = (
 
 
 class Received:
-    """Replacement of the C++ message below ``pulsar.Message``, with the same methods."""
+    """Replacement of the C++ message below ``pulsar.Message``, with the same methods.
+
+    Those that are not here are those of the message as its producer built it.
+    """
 
     def __init__(self, topic: TopicName, entry: Entry, index: int, redeliveries: int = 0) -> None:
         self._topic = topic
@@ -30,29 +33,11 @@ class Received:
         self._redeliveries = redeliveries
         self.position = entry.message_position(index)
 
-    def data(self) -> bytes:
-        return self._stored.value or b""
-
-    def has_null_value(self) -> bool:
-        return self._stored.value is None
-
-    def length(self) -> int:
-        return len(self.data())
-
-    def properties(self) -> dict[str, str]:
-        return dict(self._stored.properties)
-
-    def partition_key(self) -> str:
-        return self._stored.key
-
-    def ordering_key(self) -> str:
-        return self._stored.ordering_key
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stored.built, name)
 
     def publish_timestamp(self) -> int:
         return self._entry.publish_ms
-
-    def event_timestamp(self) -> int:
-        return self._stored.event_ms
 
     def message_id(self) -> _pulsar.MessageId:
         index = self._topic.partition_index
@@ -76,9 +61,6 @@ class Received:
 
     def producer_name(self) -> str:
         return self._stored.producer
-
-    def encryption_context(self) -> None:
-        """Return None: encryption is not supported."""
 
 
 # The calls of ``pulsar.asyncio`` whose callback gets a value with the result.

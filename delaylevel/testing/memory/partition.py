@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 import zlib
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import _pulsar
 import pulsar
@@ -26,11 +26,11 @@ NO_POSITION = Position(-1, -1)
 class StoredMessage:
     """A message as its producer sent it."""
 
+    built: _pulsar.Message = field(compare=False, repr=False)
     value: bytes | None  # None for a null value
     properties: Mapping[str, str]
     key: str  # empty without one, as the ordering key
     ordering_key: str
-    event_ms: int  # the application's event time; 0 without one
     producer: str
     schema_version: int | None  # None for plain bytes
 
@@ -122,8 +122,7 @@ class Subscriber(Link, Protocol):
     """Connection of a consumer."""
 
     properties: dict[str, str]
-
-    def drop_queue(self) -> None: ...
+    queue: deque[Any]  # of messages that the application has not received yet
 
 
 Watcher = Callable[["Event"], None]
@@ -319,7 +318,7 @@ class Subscription:
         if self.kind in _DELAYING_TYPES:
             self._redeliveries.update(numbers)
         for holder in consumers:
-            holder.drop_queue()
+            holder.queue.clear()
         self._release(numbers)
 
     def next_event_ms(self) -> int | None:
@@ -351,7 +350,7 @@ class Subscription:
     def seek(self, number: int) -> None:
         """Acknowledge all entries before this one, and no others."""
         for consumer in self.consumers:
-            consumer.drop_queue()
+            consumer.queue.clear()
         self.acknowledge_before(number)
         self.mark = number
         self._acknowledged.clear()

@@ -312,11 +312,11 @@ class ProducerCore(Core):
         link: ProducerLink = self._links[self._choose(outgoing)]
         built = outgoing.built
         stored = StoredMessage(
+            built,
             None if built.has_null_value() else built.data(),
             dict(built.properties()),
             built.partition_key(),
             built.ordering_key(),
-            built.event_timestamp(),
             self._name,
             link.schema_version,
         )
