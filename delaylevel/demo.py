@@ -123,7 +123,8 @@ def run(
         open_client = partial(connection.open_client, logger=logs.silent())
         settings = DispatchSettings(directory=folder)
         service = LocalService(open_client, admin, [_TOPIC], settings, trigger_ms=250)
-        # It waits for its threads when the callbacks below have ended them.
+        # Two threads: the service, and the consumer, which must not wait for it.
+        # The pool waits for its threads when the callbacks below have ended them.
         pool = stack.enter_context(ThreadPoolExecutor(2, "demo"))
         stack.callback(ended.set)
         stack.callback(service.stop)

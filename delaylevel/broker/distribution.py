@@ -94,7 +94,7 @@ def fetch(report: Report = lambda message: None, version: str = PULSAR_VERSION) 
     if not is_fetched(version):
         home.parent.mkdir(parents=True, exist_ok=True)
         with locked(home.with_name(f"{home.name}.lock")):
-            if not is_fetched(version):
+            if not is_fetched(version):  # another process may have done it meanwhile
                 _fetch(home, report, version)
     return home
 
@@ -106,7 +106,8 @@ def _fetch(home: Path, report: Report, version: str) -> None:
         archive = _download(Path(scratch), version)
         report("Unpacking it ...")
         unpacked = _unpack(archive, Path(scratch))
-        shutil.rmtree(home, ignore_errors=True)  # an incomplete tree of an earlier version
+        # The name appears with the whole tree, so a process that ends here leaves none to use.
+        shutil.rmtree(home, ignore_errors=True)  # one whose files were deleted in part
         unpacked.rename(home)
     report(f"The server is in {home}")
 

@@ -167,7 +167,7 @@ class EmbeddedBroker:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(self.directory / "lock"):
             self._check_stopped()
-            self._end_watcher()
+            self._end_watcher()  # it would kill by a process ID that may be another's by now
             version = self._choose_version()
             home = fetch(self._report, version)
             save_version(self.directory, version)

@@ -115,6 +115,7 @@ def wait_until(
 def free_ports(count: int) -> list[int]:
     """Return distinct loopback ports without a listener."""
     chosen: list[int] = []
+    # At random: processes that start at the same time seldom choose the same ones.
     for port in random.sample(_PORTS, len(_PORTS)):
         if port_is_free(port):
             chosen.append(port)

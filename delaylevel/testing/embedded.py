@@ -153,6 +153,7 @@ class EmbeddedPulsar:
             service = LocalService(open_client, self.admin, (), settings, namespace=self.namespace)
             with closing(service):
                 running = pool.submit(service.run, started.set)
+                # One that fails never ticks.
                 running.add_done_callback(lambda _: started.set())
                 try:
                     if not started.wait(_START_S):

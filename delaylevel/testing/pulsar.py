@@ -54,11 +54,11 @@ class MemoryListener(RunningListener):
     """A listener whose handler is called when the clock is advanced."""
 
     def __init__(
-        self, all_: Listening, handling: Handling, subscribe: list[Callable[[int], Any]]
+        self, listening: Listening, handling: Handling, subscribe: list[Callable[[int], Any]]
     ) -> None:
         super().__init__(handling, [])
         self._subscribe = subscribe
-        self._all = all_
+        self._listening = listening
         self._consumers: list[Any] = []
         self._tally = handling.listener.stats.tally()
 
@@ -68,12 +68,13 @@ class MemoryListener(RunningListener):
         return self._tally.in_progress
 
     def start(self) -> None:
+        # One consumer each, whatever the concurrency: one call runs at a time here.
         self._consumers = [subscribe(0) for subscribe in self._subscribe]
-        self._all.listeners.append(self)
+        self._listening.listeners.append(self)
 
     @property
     def alive(self) -> bool:
-        return self in self._all.listeners
+        return self in self._listening.listeners
 
     @property
     def ready(self) -> bool:
@@ -81,7 +82,7 @@ class MemoryListener(RunningListener):
 
     def stop(self) -> None:
         if self.alive:
-            self._all.listeners.remove(self)
+            self._listening.listeners.remove(self)
 
     def close(self) -> None:
         consumers, self._consumers = self._consumers, []
@@ -129,7 +130,7 @@ class MemoryListener(RunningListener):
                 tally.took(time.perf_counter() - start_s)
                 tally.in_progress = 0
             if failure is None:
-                self._all.handled(handling.listener, message)
+                self._listening.handled(handling.listener, message)
         handling.settle(verdict, failure, message, consumer, tally)
 
     async def _call(self, message: ReceivedMessage) -> BaseException | None:
@@ -141,7 +142,7 @@ class MemoryListener(RunningListener):
                 refuse_awaitable(returned)
         except _FAILURES as error:
             return error
-        return await self._all.call(returned) if listener.is_coroutine else None
+        return await self._listening.call(returned) if listener.is_coroutine else None
 
     def _finish(self) -> bool:
         """Store and acknowledge failed messages; return True if there was one."""
@@ -171,7 +172,7 @@ class Listening:
     async def handle_all(self) -> bool:
         """Call the handlers for every message that is available now; return True for any."""
         worked = False
-        for listener in tuple(self.listeners):
+        for listener in tuple(self.listeners):  # a handler may start and stop others
             worked |= await listener.handle_all()
         return worked
 
@@ -417,6 +418,7 @@ class MemoryPulsar:
                 nothing ends. The clients and listeners of a process that has ended are
                 disconnected, as when it is killed: use new clients, and call :meth:`listen` again.
         """
+        # Before its end is lifted: nothing of that process may be stored afterwards.
         if self._broker.events_left == 0:
             self._end(kill=True)
         self._broker.events_left = events
@@ -447,11 +449,13 @@ class MemoryPulsar:
                     self._broker.asyncio_woken = False
                     await _tasks_run()
                     continue
+                # The end comes last: what is due at the target time itself is done before.
                 now_ms = self.clock.now_ms()
                 if now_ms >= target_ms:
                     return movers.report
                 working = (movers, self._broker, self._listening)
                 next_ms = earliest(each.next_event_ms() for each in working)
+                # What is due now and could not be done must not stop the time.
                 next_ms = target_ms if next_ms is None else max(next_ms, now_ms + 1)
                 self.clock.move_to(min(next_ms, target_ms))
 
@@ -567,6 +571,7 @@ class _Movers:
         self.report = ForwardReport()
 
     def run_once(self) -> None:
+        # Descriptions are read when one may have changed, not at each step.
         if self._changes != self._broker.changes:
             self._changes = self._broker.changes
             self._start_and_stop(self._broker.level_topics())

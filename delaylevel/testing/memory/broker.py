@@ -98,6 +98,7 @@ class Broker:
     def partition(self, name: TopicName) -> Partition:
         """Return a partition for a new connection; create it if it does not exist."""
         found = self.partitions.get(name)
+        # Like a broker, create a topic for whoever connects, but no partition beyond the last.
         if found is None:
             if name.without_partition in self.partitioned:
                 raise pulsar.TopicNotFound("Pulsar error: TopicNotFound")
@@ -170,6 +171,7 @@ class Broker:
         if schema_type in UNTYPED:
             return
         known = self.schemas.get(partition.name.without_partition, [])
+        # The broker gives a topic in use no schema that its producers did not have.
         if not known:
             if partition.producers or partition.consumers or partition.entries:
                 raise pulsar.IncompatibleSchema("Pulsar error: IncompatibleSchema")
@@ -215,6 +217,7 @@ class Broker:
             return  # a caller up the stack runs the loop
         self._busy = True
         try:
+            # A sum, because `any` would stop at the first: each task has its turn in each round.
             while sum(item.run_due() for item in tuple(self.timed_tasks)):
                 pass
         finally:

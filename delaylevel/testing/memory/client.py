@@ -235,6 +235,7 @@ class ConsumerCore(Core):
         return ConsumerLink(self._broker, partition, self._options, self._name)
 
     def _next(self) -> Received | None:
+        # In turn, so that a full partition does not keep the others waiting.
         for _ in self._links:
             self._turn = (self._turn + 1) % len(self._links)
             found: Received | None = self._links[self._turn].receive()
@@ -435,6 +436,7 @@ class PlainMemoryClient(pulsar.Client):
         with self._broker.lock:
             self._client.arguments = _bind(CREATE_PRODUCER, topic, args, kwargs)
             plain = super().create_producer(topic, *args, **kwargs)
+        # `pulsar.Client` has its class built in.
         producer = MemoryProducer()
         producer.__dict__.update(plain.__dict__)
         return producer
@@ -452,6 +454,7 @@ class PlainMemoryClient(pulsar.Client):
             self._client.arguments = arguments
             consumer = super().subscribe(topic, subscription_name, *args, **kwargs)
         listener = arguments["message_listener"]
+        # Only now: a handler may use its consumer, and the configuration does not give it back.
         if listener:
             core = consumer._consumer
             core.deliver = partial(pulsar._listener_wrapper(listener, arguments["schema"]), core)

@@ -217,6 +217,7 @@ class Partition:
     def acknowledged(self, subscription: str, numbers: Collection[int]) -> None:
         """Erase what no subscription needs any more, as a broker may do at any time."""
         others = self.subscriptions.values()
+        # A reader that relies on acknowledged entries works on a broker only by chance.
         self.erased.update(
             number for number in numbers if all(each.is_acknowledged(number) for each in others)
         )
@@ -259,6 +260,7 @@ class Subscription:
         """Add a consumer."""
         if self.consumers and (kind != self.kind or kind == ConsumerType.Exclusive):
             raise pulsar.ConsumerBusy("Pulsar error: ConsumerBusy")
+        # As in a broker, type and counts are those of the present consumers.
         if not self.consumers:
             self.kind = kind
             self._redeliveries.clear()
@@ -303,6 +305,7 @@ class Subscription:
 
     def redeliver(self, number: int, at_ms: int) -> None:
         """Deliver an entry again at a time, ms; for types that keep the order, all entries."""
+        # The order would be lost if a single entry came again, after its successors.
         if self.kind not in _DELAYING_TYPES:
             self._rewind_at_ms = min(at_ms, self._rewind_at_ms or at_ms)
             return
@@ -386,9 +389,11 @@ class Subscription:
             self.entry_stored(number)
 
     def _available_ms(self, number: int) -> int:
+        # With the same time for all, the heap keeps the order of the numbers.
         return self._entries[number].available_ms if self.kind in _DELAYING_TYPES else 0
 
     def _owner(self, number: int) -> Subscriber:
         message = self._entries[number].messages[0]
+        # Not the broker's hash: tests need that a key stays with one consumer, not with which.
         key = message.ordering_key or message.key
         return self.consumers[zlib.crc32(key.encode()) % len(self.consumers)]

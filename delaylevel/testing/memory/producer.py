@@ -69,6 +69,7 @@ class ProducerLink:
         self.properties = dict(options["properties"] or {})
         self._clock = broker.clock
         self._waiting: list[_Entry] = []  # an open batch is the last: others overtake it
+        # There is no deduplication, so a producer of the same name begins again.
         self.last_sequence_id: int = options["initial_sequence_id"] or -1
         self._next_sequence = self.last_sequence_id + 1
         self.fenced = False
@@ -184,6 +185,7 @@ class ProducerLink:
             self.flush()
 
     def _store_all(self, waiting: list[_Entry]) -> None:
+        # Consumers with Key_Shared get whole entries, so each has only one key.
         keyed = self._options["batching_type"] == pulsar.BatchingType.KeyBased
         for entry in waiting:
             groups: dict[str, list[_Item]] = {}
@@ -216,6 +218,7 @@ class ProducerLink:
     def _enter(self, partition: Partition) -> None:
         modes = pulsar.ProducerAccessMode
         mode = self._options["access_mode"]
+        # The fenced ones learn it at their next message, as in a broker.
         if mode == modes.ExclusiveWithFencing:
             for other in partition.producers.values():
                 if isinstance(other, ProducerLink):
@@ -300,6 +303,7 @@ class ProducerCore(Core):
         self._broker.run_due_tasks()
 
     def kill(self) -> None:
+        # Without this, the end of the links would tell the senders that their messages failed.
         with self._broker.lock:
             for link in self._links:
                 link.forget()
