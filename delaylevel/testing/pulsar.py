@@ -419,8 +419,8 @@ class MemoryPulsar:
                 disconnected, as when it is killed: use new clients, and call :meth:`listen` again.
         """
         # Before its end is lifted: nothing of that process may be stored afterwards.
-        if self._broker.events_left == 0:
-            self._end(kill=True)
+        if self._broker.ended:
+            self._end()
         self._broker.events_left = events
 
     def listen(self, app: Listeners) -> None:
@@ -502,11 +502,12 @@ class MemoryPulsar:
     def close(self) -> None:
         """Close every client, and the listeners on them."""
         self.crash_after(None)
-        self._end(kill=False)
+        self._end()
         self._check_rules()
 
-    def _end(self, *, kill: bool) -> None:
-        """Close everything, or disconnect it as if its process was killed."""
+    def _end(self) -> None:
+        """Close everything, or disconnect it if its process was killed."""
+        kill = self._broker.ended
         apps, self._apps = self._apps, []
         for app, client, clock in apps:
             app._forget() if kill else app.close()
@@ -514,7 +515,7 @@ class MemoryPulsar:
         self._listening.listeners.clear() if kill else self._listening.close()
         clients, self._clients = self._clients, []
         for each in clients:
-            each._client.shutdown(kill=True) if kill else each.shutdown()
+            each.shutdown()
 
     def _check_rules(self) -> None:
         violations, self._rules.violations = self._rules.violations, []

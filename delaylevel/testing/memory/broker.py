@@ -199,9 +199,14 @@ class Broker:
             deliver_at_ms=deliver_at_ms,
         )
 
+    @property
+    def ended(self) -> bool:
+        """True if the process under test has ended: it stores nothing more, and is told nothing."""
+        return self.events_left == 0
+
     def check_alive(self) -> None:
         """Refuse everything to a process that has ended."""
-        if self.events_left == 0:
+        if self.ended:
             raise Crashed
 
     def _count_down(self, event: Event) -> None:

@@ -200,6 +200,8 @@ class ConsumerCore(Core):
 
     def shutdown(self) -> None:
         super().shutdown()
+        if self._broker.ended:
+            return
         while self._callbacks:
             self._callbacks.popleft()(pulsar.Result.AlreadyClosed, None)
         self._broker.run_due_tasks()
@@ -404,12 +406,11 @@ class _ClientCore(Closable):
         kind = getattr(_pulsar.SchemaType, stored.type)
         return _pulsar.SchemaInfo(kind, stored.type, stored.definition)
 
-    def shutdown(self, *, kill: bool = False) -> None:
-        """Close everything, or end like a killed process: nothing is sent, no callback comes."""
+    def shutdown(self) -> None:
         self._closed = True
         opened, self._opened = self._opened, []
         for item in opened:
-            item.kill() if kill else item.shutdown()
+            item.shutdown()
 
     def _open(self, kind: Callable[..., Core], *places: Any) -> Core:
         self._check_open()

@@ -130,12 +130,6 @@ class Core(Closable):
             with self._broker.lock:
                 self.disconnect()
 
-    def kill(self) -> None:
-        """End like a killed process: what was not stored is lost, and no callback comes."""
-        self._closed = True
-        with self._broker.lock:
-            self.disconnect()
-
     def disconnect(self) -> None:
         """Disconnect from all partitions."""
         for link in self._links:

@@ -90,7 +90,7 @@ class ProducerLink:
     def disconnect(self) -> None:
         """Disconnect from the partition; an open batch fails, as in Pulsar's client."""
         for waiting in self.forget():
-            for item in waiting.items:
+            for item in () if self._broker.ended else waiting.items:
                 item.done(pulsar.Result.AlreadyClosed, message_id(NO_POSITION))
         partition = self._broker.partitions.get(self._topic)
         if partition is not None and partition.producers.get(self.name) is self:
@@ -301,13 +301,6 @@ class ProducerCore(Core):
             for link in self._links:
                 link.flush()
         self._broker.run_due_tasks()
-
-    def kill(self) -> None:
-        # Without this, the end of the links would tell the senders that their messages failed.
-        with self._broker.lock:
-            for link in self._links:
-                link.forget()
-        super().kill()
 
     def _publish(self, outgoing: OutgoingMessage, callback: Callback) -> ProducerLink | None:
         if self._closed:
