@@ -311,7 +311,6 @@ class MemoryPulsar:
     Args:
         clock: the clock; by default a new :class:`ManualClock`.
         namespaces: namespaces to create in addition to ``public/default``.
-        entries_per_ledger: maximum number of entries of a ledger.
         retention: False to keep nothing of topics without a subscription, as brokers do by default:
             messages that are due for such a topic are held then.
     """
@@ -321,13 +320,11 @@ class MemoryPulsar:
         clock: ManualClock | None = None,
         *,
         namespaces: Iterable[str] = (),
-        entries_per_ledger: int = 50_000,
         retention: bool = True,
     ) -> None:
         self.clock = clock or ManualClock()
-        self._broker = Broker(self.clock, entries_per_ledger)
+        self._broker = Broker(self.clock, retention)
         self._rules = StrictRules(self._broker)
-        self._broker.retention = retention
         self.admin = MemoryAdmin(self._broker)
         self._clients: list[MemoryClient | MemoryAsyncClient] = []
         self._listening = Listening(self._rules.expect_id)

@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any, Protocol
 
 import pulsar
@@ -60,7 +59,7 @@ class Crashed(BaseException):
 class Broker:
     """State of a cluster, guarded by one lock."""
 
-    def __init__(self, clock: ManualClock, entries_per_ledger: int) -> None:
+    def __init__(self, clock: ManualClock, retention: bool) -> None:
         self.clock = clock
         self.lock = threading.RLock()
         self.namespaces: dict[str, NamespacePolicies] = {}
@@ -68,13 +67,12 @@ class Broker:
         self.partitions: dict[TopicName, Partition] = {}
         self.policies: dict[TopicName, TopicPolicies] = {}
         self.schemas: dict[TopicName, list[SchemaVersion]] = {}
-        self.retention = True  # of all topics
+        self.retention = retention  # of all topics
         self.changes = 0  # counts changes of partitioned topics and their properties
         self.timed_tasks: list[TimedTask] = []
         self.asyncio_woken = False  # a coroutine that waited has a message
         self.watchers: list[Watcher] = [self._count_down]
         self.events_left: int | None = None  # until the process under test ends
-        self._entries_per_ledger = entries_per_ledger
         self._ledgers = itertools.count(1)
         self._names = itertools.count(1)
         self._busy = False
@@ -120,9 +118,7 @@ class Broker:
 
     def add(self, name: TopicName) -> Partition:
         """Create a partition."""
-        ledgers = partial(next, self._ledgers)
-        added = Partition(name, ledgers, self._entries_per_ledger, self.watchers)
-        self.partitions[name] = added
+        added = self.partitions[name] = Partition(name, self._ledgers, self.watchers)
         return added
 
     def policies_of(self, namespace: str) -> NamespacePolicies:

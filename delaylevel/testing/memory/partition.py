@@ -6,7 +6,7 @@ import heapq
 import zlib
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +20,7 @@ from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
 NO_POSITION = Position(-1, -1)
+ENTRIES_PER_LEDGER = 50_000  # the default of a real broker
 
 
 @dataclass(frozen=True)
@@ -135,17 +136,12 @@ class Partition:
     """
 
     def __init__(
-        self,
-        name: TopicName,
-        new_ledger: Callable[[], int],
-        entries_per_ledger: int,
-        watchers: list[Watcher],
+        self, name: TopicName, new_ledgers: Iterator[int], watchers: list[Watcher]
     ) -> None:
         self.name = name
-        self._new_ledger = new_ledger
-        self._entries_per_ledger = entries_per_ledger
+        self._new_ledgers = new_ledgers
         self._watchers = watchers
-        self.ledgers: list[list[int]] = [[new_ledger(), 0]]
+        self.ledgers: list[list[int]] = [[next(new_ledgers), 0]]
         self.entries: list[Entry] = []
         self.messages = self.size_bytes = 0
         # Numbers of the entries that no subscription needs any more. Nobody can read them.
@@ -168,8 +164,8 @@ class Partition:
         """Store an entry and return it."""
         if self.terminated:
             raise pulsar.TopicTerminated("Pulsar error: TopicTerminated")
-        if self.ledgers[-1][1] >= self._entries_per_ledger:
-            self.ledgers.append([self._new_ledger(), 0])
+        if self.ledgers[-1][1] >= ENTRIES_PER_LEDGER:
+            self.ledgers.append([next(self._new_ledgers), 0])
         ledger = self.ledgers[-1]
         entry = Entry(ledger[0], ledger[1], messages, batched, publish_ms, stored_ms, deliver_at_ms)
         ledger[1] += 1

@@ -25,6 +25,7 @@ from delaylevel.inspection import Selection
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.testing.memory import partition
 from delaylevel.topics.lifecycle import pause
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
@@ -121,18 +122,19 @@ def test_no_call_blocks(memory: MemoryPulsar) -> None:
     assert consumer.batch_receive() == []
 
 
-def test_hand_offs_continue_across_ledgers() -> None:
-    memory = MemoryPulsar(entries_per_ledger=2)
+def test_hand_offs_continue_across_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "ENTRIES_PER_LEDGER", 2)
+    memory = MemoryPulsar()
     producer = delayed(memory)
     for number in range(9):
         producer.send(b"%d" % number, deliver_after=2 * DAY + number * MINUTE)
-    partition = TopicName.parse("_orders-delay-level").partition(1)
-    assert [item.entries for item in memory.admin.ledgers(partition)] == [2, 2, 2, 2, 1]
+    first = TopicName.parse("_orders-delay-level").partition(1)
+    assert [item.entries for item in memory.admin.ledgers(first)] == [2, 2, 2, 2, 1]
     memory.advance(2 * DAY + 4 * MINUTE)
     assert bodies(memory) == [b"0", b"1", b"2", b"3", b"4"]
     memory.advance(4 * MINUTE)
     assert len(bodies(memory)) == 9
-    assert memory.admin.partition_stats(partition).subscriptions["delaylevel"].backlog_entries == 0
+    assert memory.admin.partition_stats(first).subscriptions["delaylevel"].backlog_entries == 0
 
 
 def test_a_namespace_that_would_delete_parked_messages_is_refused() -> None:
