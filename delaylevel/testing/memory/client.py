@@ -21,7 +21,7 @@ from delaylevel.producer.client import DelayLevelClient
 
 from .broker import Broker
 from .core import NOTHING_TO_RECEIVE, Closable, Core, Received
-from .partition import NO_POSITION, message_id
+from .partition import NO_POSITION, Partition, Subscription, message_id
 from .producer import MemoryProducer, ProducerCore
 
 
@@ -46,15 +46,19 @@ class ConsumerLink:
         """Connect, again if the partition or subscription was deleted; this recreates it."""
         self.queue.clear()
         self._partial_batches.clear()
-        options = self._options
         partition = self._broker.partition(self.topic)
-        self._broker.check_consumer_schema(partition, options["schema"])
+        self._broker.check_consumer_schema(partition, self._options["schema"])
+        self.subscription = self._subscribe(partition)
+        self.partition = partition
+        if self not in partition.consumers:
+            partition.consumers.append(self)
+
+    def _subscribe(self, partition: Partition) -> Subscription:
+        options = self._options
         earliest = options["initial_position"] == pulsar.InitialPosition.Earliest
         subscription = partition.subscribe(options["subscription_name"], earliest=earliest)
         subscription.connect(self, options["consumer_type"])
-        if self not in partition.consumers:
-            partition.consumers.append(self)
-        self.partition, self.subscription = partition, subscription
+        return subscription
 
     def disconnect(self) -> None:
         """Disconnect from the partition, if connected."""
@@ -265,29 +269,20 @@ class ConsumerCore(Core):
         self._broker.run_due_tasks()
 
 
-class ReaderLink:
-    """Connection of a reader to one partition, from a start on."""
+class ReaderLink(ConsumerLink):
+    """Connection of a reader to one partition; ``options`` are those of ``create_reader``."""
 
     def __init__(
-        self, broker: Broker, topic: TopicName, options: dict[str, Any], name: str, start: Any
+        self, broker: Broker, topic: TopicName, options: dict[str, Any], name: str
     ) -> None:
-        self._broker = broker
-        self.topic = topic
-        self._options = options
-        self.name = name
-        self.reconnect()
-        self.seek(start)
+        super().__init__(broker, topic, options, name)
+        self.seek(options["start_message_id"])
 
-    def reconnect(self) -> None:
-        partition = self._broker.partition(self.topic)
-        self._broker.check_consumer_schema(partition, self._options["schema"])
-        if self not in partition.consumers:
-            partition.consumers.append(self)
-
-    def disconnect(self) -> None:
-        partition = self._broker.partitions.get(self.topic)
-        if partition is not None and self in partition.consumers:
-            partition.consumers.remove(self)
+    def _subscribe(self, partition: Partition) -> Subscription:
+        # The partition does not know this one: a reader keeps no entry from being erased.
+        subscription = Subscription(partition, self.name, 0)
+        subscription.connect(self, ConsumerType.Exclusive)
+        return subscription
 
     def receive(self) -> Received | None:
         """Return the next message, or None if there is none."""
@@ -298,7 +293,7 @@ class ReaderLink:
 
     def find(self) -> Received | None:
         """Return the next message, and stay before it; None if there is none."""
-        partition = self._broker.partition(self.topic)
+        partition = self.partition
         for number in range(partition.first_at(self._next), len(partition.entries)):
             if number in partition.erased:
                 continue
@@ -313,15 +308,9 @@ class ReaderLink:
         self._next = self._position(target)
 
     def _position(self, start: Any) -> Position:
-        partition = self._broker.partition(self.topic)
-        inclusive = self._options["start_message_id_inclusive"]
+        partition, inclusive = self.partition, self._options["start_message_id_inclusive"]
         if isinstance(start, int):
-            number = partition.first_published_at(start)
-            return (
-                partition.entries[number].position
-                if number < len(partition.entries)
-                else Position(*partition.ledgers[-1])
-            )
+            return partition.position_at(partition.first_published_at(start))
         position = Position(start.ledger_id(), start.entry_id(), start.batch_index())
         if position.ledger == pulsar.MessageId.latest.ledger_id():
             if not partition.entries:
@@ -337,12 +326,11 @@ class ReaderLink:
 
 
 class ReaderCore(ConsumerCore):
-    """Core of a reader that starts at the message ID ``start``."""
+    """Core of a reader."""
 
-    def __init__(self, broker: Broker, topic: str, start: Any, options: dict[str, Any]) -> None:
-        self._start = start
+    def __init__(self, broker: Broker, topic: str, options: dict[str, Any]) -> None:
         own = {"consumer_name": options["reader_name"], "message_listener": None}
-        super().__init__(broker, [topic], {**options, **own})
+        super().__init__(broker, [topic], {**options, "properties": None, **own})
 
     read_next = ConsumerCore.receive
     read_next_async = ConsumerCore.receive_async
@@ -353,7 +341,7 @@ class ReaderCore(ConsumerCore):
             return any(link.find() is not None for link in self._links)
 
     def _link(self, partition: TopicName) -> Any:
-        return ReaderLink(self._broker, partition, self._options, self._name, self._start)
+        return ReaderLink(self._broker, partition, self._options, self._name)
 
     def next_event_ms(self) -> int | None:
         return None  # what is stored can be read at once
@@ -392,8 +380,8 @@ class _ClientCore(Closable):
             "the in-memory Pulsar does not support regular expressions: subscribe to topics by name"
         )
 
-    def create_reader(self, topic: str, start: Any, _: Any) -> Core:
-        return self._open(ReaderCore, topic, start)
+    def create_reader(self, topic: str, *_: Any) -> Core:
+        return self._open(ReaderCore, topic)
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         self._check_open()

@@ -15,9 +15,9 @@ from delaylevel.model.clock import duration_ms
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client_calls import error_of, result_of
 
-from .broker import MAX_MESSAGE_BYTES, Broker, Partition
+from .broker import MAX_MESSAGE_BYTES, Broker
 from .core import Core
-from .partition import NO_POSITION, Entry, StoredMessage, message_id
+from .partition import NO_POSITION, Entry, Partition, StoredMessage, message_id
 
 Callback = Callable[[Any, Any], Any]
 # As measured: the metadata without properties and keys, and the fields around each text.
@@ -89,8 +89,9 @@ class ProducerLink:
 
     def disconnect(self) -> None:
         """Disconnect from the partition; an open batch fails, as in Pulsar's client."""
-        for waiting in self.forget():
-            for item in () if self._broker.ended else waiting.items:
+        items = [item for waiting in self.forget() for item in waiting.items]
+        if not self._broker.ended:
+            for item in items:
                 item.done(pulsar.Result.AlreadyClosed, message_id(NO_POSITION))
         partition = self._broker.partitions.get(self._topic)
         if partition is not None and partition.producers.get(self.name) is self:
