@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import pulsar
 import pulsar.asyncio
 
-from delaylevel.producer.aio import AsyncDelayLevelClient
-from delaylevel.producer.client_calls import result_of
+from delaylevel.producer.aio import AsyncDelayLevelClient, asyncio_errors
 
 from .broker import Broker
 from .client import MemoryClient, PlainMemoryClient
-
-T = TypeVar("T")
 
 _SEND = inspect.signature(pulsar.asyncio.Producer.send)
 
@@ -33,8 +28,9 @@ class MemoryAsyncProducer(pulsar.asyncio.Producer):
         """Publish a message, and return its ID; arguments as in ``pulsar.asyncio``."""
         _, _, *given = _SEND.bind(self, content, *args, **kwargs).arguments.items()
         options = {name: value for name, value in given if value is not None}
-        # It stores the open batch, too: nobody fills that while the sender waits.
-        sent = _in_asyncio(partial(self._plain.send, content, **options))
+        with asyncio_errors():
+            # It stores the open batch, too: nobody fills that while the sender waits.
+            sent = self._plain.send(content, **options)
         await asyncio.sleep(0)  # other tasks run while a real client waits
         return pulsar.MessageId(
             sent.partition(), sent.ledger_id(), sent.entry_id(), sent.batch_index()
@@ -52,30 +48,24 @@ class _PlainMemoryAsyncClient(pulsar.asyncio.Client):
         self._client = self._delaylevel_plain._client
 
     async def create_producer(self, topic: str, *args: Any, **kwargs: Any) -> Any:
-        create = self._delaylevel_plain.create_producer
         kwargs.setdefault("batching_enabled", True)  # unlike that of the synchronous client
-        return MemoryAsyncProducer(_in_asyncio(partial(create, topic, *args, **kwargs)))
+        with asyncio_errors():
+            plain = self._delaylevel_plain.create_producer(topic, *args, **kwargs)
+        return MemoryAsyncProducer(plain)
 
     async def subscribe(self, topic: Any, subscription_name: str, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("is_pattern_topic", False):
             raise pulsar.asyncio.PulsarException(
                 pulsar.Result.OperationNotSupported, "subscribe to topics by name"
             )
-        subscribe = self._delaylevel_plain.subscribe
-        plain: Any = _in_asyncio(partial(subscribe, topic, subscription_name, *args, **kwargs))
+        with asyncio_errors():
+            plain: Any = self._delaylevel_plain.subscribe(topic, subscription_name, *args, **kwargs)
         return pulsar.asyncio.Consumer(plain._consumer, plain._schema)
 
     async def create_reader(self, topic: str, start_message_id: Any, **kwargs: Any) -> Any:
-        create = self._delaylevel_plain.create_reader
-        plain: Any = _in_asyncio(partial(create, topic, start_message_id, **kwargs))
+        with asyncio_errors():
+            plain: Any = self._delaylevel_plain.create_reader(topic, start_message_id, **kwargs)
         return pulsar.asyncio.Reader(plain._reader, plain._schema)
-
-
-def _in_asyncio(call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except pulsar.PulsarException as error:
-        raise pulsar.asyncio.PulsarException(result_of(error), str(error)) from None
 
 
 class MemoryAsyncClient(AsyncDelayLevelClient, _PlainMemoryAsyncClient):

@@ -13,7 +13,7 @@ import pulsar
 
 from delaylevel.model.clock import duration_ms
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer.client_calls import error_of, result_of
+from delaylevel.producer.client_calls import Confirmation, result_of
 
 from .broker import MAX_MESSAGE_BYTES, Broker
 from .core import Core
@@ -277,16 +277,13 @@ class ProducerCore(Core):
 
     def send(self, outgoing: OutgoingMessage) -> _pulsar.MessageId:
         """Store the open batch and a message; raise the client's exception on failure."""
-        outcomes: list[tuple[Any, Any]] = []
+        confirmation = Confirmation()
         with self._broker.lock:
-            link = self._publish(outgoing, lambda result, stored: outcomes.append((result, stored)))
+            link = self._publish(outgoing, confirmation)
             if link is not None:
                 link.flush()
         self._broker.run_due_tasks()
-        result, stored = outcomes[0]
-        if result != pulsar.Result.Ok:
-            raise error_of(result)
-        return stored
+        return confirmation.message_id()
 
     def send_async(self, outgoing: OutgoingMessage, callback: Callback | None) -> None:
         """Store a message or add it to the batch; call the callback once it is stored."""
