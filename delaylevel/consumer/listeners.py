@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,6 @@ from delaylevel.errors import InvalidInputError, from_extra
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import parse_delay
 
-from .host import Handling, Unfinished
 from .listener import Listener, ListenerHealth, listeners_of, name_of
 from .metrics import ListenerCollector
 from .retry_publisher import RetryPublisher
@@ -44,7 +43,7 @@ _GLANCE_S = 0.2
 
 Handler = TypeVar("Handler", bound=Callable[[Any], Any])
 
-Host = Callable[[Handling, list[Callable[[int], Any]]], RunningListener]
+Host = Callable[..., RunningListener]
 
 # A coroutine listener gets enough messages for its calls, and leaves the rest to other processes.
 _SMALLEST_QUEUE, _LARGEST_QUEUE = 100, 1000
@@ -54,7 +53,7 @@ def start_listener(
     app: Listeners, listener: Listener, loop: asyncio.AbstractEventLoop | None
 ) -> RunningListener:
     """Start a listener."""
-    client, clock, host = app.client, app.clock, app.host
+    client = app.client
     with ExitStack() as stack:
         publisher = RetryPublisher(client, listener.topic, listener.subscription)
         stack.callback(publisher.close)
@@ -67,8 +66,6 @@ def start_listener(
             topic, subscription = listener.business_topic, listener.subscription
             handled = open_ids(listener.deduplication, client, topic, subscription)
             stack.callback(handled.close)
-        unfinished = Unfinished(listener, publisher, clock, threaded=host is None)
-        handling = Handling(listener, handled, unfinished, clock)
         # A listener without retries gets the dead letters that are replayed.
         retries = {
             "consumer_type": retry_type(listener.subscription_type, level_topic),
@@ -80,15 +77,12 @@ def start_listener(
             partial(subscribe, listener.topic, messages),
             partial(subscribe, publisher.topics.retry.full, retries),
         ]
-        running: RunningListener
-        if host is not None:
-            running = host(handling, opened)
-        elif listener.is_coroutine:
+        host: Host = app.host or ThreadedListener
+        if app.host is None and listener.is_coroutine:
             assert loop is not None
-            running = LoopListener(handling, opened, loop)
-        else:
-            running = ThreadedListener(handling, opened)
-        stack.callback(running.close)
+            host = partial(LoopListener, loop=loop)
+        running = host(listener, publisher, handled, app.clock, opened)
+        stack.callback(running.close_consumers)
         stack.callback(running.stop)
         running.start()
         stack.pop_all()
@@ -381,14 +375,11 @@ class Listeners:
             if each.running:
                 log.warning(
                     "%s: %d calls of the handler still run; their messages are delivered again",
-                    each.handling.listener,
+                    each.listener,
                     each.running,
                 )
         for each in started:
-            with closing(each):
-                each.handling.close(
-                    time.monotonic() if self._hurry.is_set() else max(until_s, _soon_s())
-                )
+            each.close(time.monotonic() if self._hurry.is_set() else max(until_s, _soon_s()))
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.close(_soon_s())
@@ -408,7 +399,7 @@ class Listeners:
         return {
             (listener.topic, listener.subscription): ListenerHealth(each.alive, each.ready)
             for each in self._started
-            for listener in (each.handling.listener,)
+            for listener in (each.listener,)
         }
 
     def _signalled(self) -> None:

@@ -14,25 +14,32 @@ the client is the only one that fills.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pulsar
 
 from delaylevel.cluster.failures import TRANSIENT_FAILURES, close_quietly, error_name
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.threads import BackgroundWork, in_background
+from delaylevel.model.clock import Clock
 
-from .host import Handling, left_s, refuse_awaitable
-from .listener import ListenerCounts
+from .listener import Listener, ListenerCounts
 from .message import ReceivedMessage
-from .retry import Verdict
+from .retry import Verdict, decide
+from .retry_publisher import RetryPublisher
+from .unfinished import Unfinished, left_s
+
+if TYPE_CHECKING:
+    from .handled_ids import HandledIds
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +48,8 @@ _RECEIVE_MS = 500
 # A thread that waits for something else looks this often whether the listener stops, in seconds.
 _WAIT_S = 0.05
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+# Time to store IDs when nothing is left of the time for a stop.
+_LEAST_S = 1.0
 
 # With any other failure, a listener does not start.
 _PASSING = TRANSIENT_FAILURES - {"AlreadyClosed"} | {"ConsumerBusy"}
@@ -139,13 +148,11 @@ class Receiver(threading.Thread):
     """A thread that receives messages for a listener."""
 
     def __init__(self, listener: RunningListener, index: int, subscribed: Subscribed) -> None:
-        handling = listener.handling
-        super().__init__(name=f"delaylevel-{handling.listener.name}-{index}", daemon=True)
-        self._handling = handling
+        super().__init__(name=f"delaylevel-{listener.listener.name}-{index}", daemon=True)
+        self._running = listener
         self._stopping = listener.stopping
-        self._handle = listener.handle
         self.subscribed = subscribed
-        self.tally = handling.listener.stats.tally()
+        self.tally = listener.listener.stats.tally()
 
     def run(self) -> None:
         """Receive messages until the listener stops."""
@@ -157,17 +164,17 @@ class Receiver(threading.Thread):
                 self._receive(consumer)
             except Exception as error:
                 if not isinstance(error, pulsar.PulsarException):
-                    log.exception("%s: unexpected failure", self._handling.listener)
+                    log.exception("%s: unexpected failure", self._running.listener)
                 self.subscribed.fail(consumer, error)
 
     def _receive(self, consumer: Any) -> None:
         """Receive the messages of a consumer, until it is replaced."""
         # This loop costs each message time, so everything that it calls is looked up once.
         stopped, receive = self._stopping.is_set, consumer.receive
-        now_ms, unfinished = self._handling.clock.now_ms, self._handling.unfinished
-        listener = self._handling.listener
+        running, listener = self._running, self._running.listener
+        now_ms, handle, unfinished = running.clock.now_ms, running.handle, running.unfinished
         topic, subscription = listener.business_topic, listener.subscription
-        tally, handle, timeout, most = self.tally, self._handle, pulsar.Timeout, unfinished.most
+        tally, timeout, most = self.tally, pulsar.Timeout, unfinished.most
         while not stopped():
             try:
                 raw = receive(_RECEIVE_MS)
@@ -183,21 +190,41 @@ class Receiver(threading.Thread):
 
 
 class RunningListener:
-    """A listener that receives messages in threads; a subclass handles them.
+    """A listener that receives messages in threads, and the steps around a call of its handler.
+
+    A subclass calls the handler: in these threads, in an event loop, or in the in-memory Pulsar of
+    tests. It calls :meth:`begin` before the handler, and :meth:`settle` after it. It acknowledges
+    nothing else. So a crash at any time leaves a message unacknowledged until it was handled, or
+    until a copy with its ID is stored.
 
     Args:
         subscribe: functions that return a new consumer, given its number: of new messages, and of
             retried copies.
+
+    Attributes:
+        handles_all: True if every message is handled, so that :meth:`begin` may be left out.
     """
 
-    def __init__(self, handling: Handling, subscribe: Sequence[Callable[[int], Any]]) -> None:
-        self.handling = handling
+    threaded = True  # False if :meth:`.Unfinished.work` is called from outside
+
+    def __init__(
+        self,
+        listener: Listener,
+        publisher: RetryPublisher,
+        handled: HandledIds | None,
+        clock: Clock,
+        subscribe: Sequence[Callable[[int], Any]],
+    ) -> None:
+        self.listener = listener
+        self.clock = clock
+        self.unfinished = Unfinished(listener, publisher, clock, self.threaded)
+        self._handled = handled
+        self.handles_all = listener.condition is None and handled is None
         self.stopping = threading.Event()
         self.threads: list[Receiver] = []
         self._sources: list[Subscribed] = []
         # A call of the handler takes one, and puts it back. (In C: it costs each message time.)
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
-        listener = handling.listener
         for _ in range(listener.concurrency):
             self._tokens.put(None)
         # Coroutines wait in the loop.
@@ -226,6 +253,54 @@ class RunningListener:
                     return False
             else:
                 return True
+
+    def begin(self, message: ReceivedMessage) -> Verdict:
+        """Decide about a received message; after ``WAIT``, ask again a moment later.
+
+        An error, of the application's filter or function for IDs, is a failed attempt.
+        """
+        condition = self.listener.condition
+        if condition is not None and not condition(message):
+            return Verdict.FILTERED
+        return Verdict.HANDLE if self._handled is None else self._handled.begin(message)
+
+    def release(self, message: ReceivedMessage) -> None:
+        """Give up a message after :meth:`begin`, without a decision."""
+        if self._handled is not None:
+            self._handled.release(message)
+
+    def settle(
+        self,
+        verdict: Verdict,
+        failure: BaseException | None,
+        message: ReceivedMessage,
+        consumer: Any,
+        tally: ListenerCounts,
+    ) -> None:
+        """Acknowledge a message, or hand it over to the unfinished ones.
+
+        Args:
+            failure: the error of :meth:`begin` or of the handler.
+        """
+        acknowledge = partial(consumer.acknowledge, message.raw)
+        if failure is not None:
+            self.release(message)
+            tally.failed += 1
+            decision = decide(self.listener.backoff, message.attempt, failure)
+            self.unfinished.add(message, consumer, decision)
+            return
+        if verdict is Verdict.FILTERED:
+            tally.filtered += 1
+        elif verdict is Verdict.DUPLICATE:
+            tally.duplicates += 1
+        else:
+            tally.handled += 1
+            if self._handled is not None:
+                # The ID first: a crash between the two would let the message be handled again.
+                # With a store, it may be saved later, in another thread.
+                self._handled.save(message, acknowledge)
+                return
+        acknowledge()
 
     @property
     def running(self) -> int:
@@ -261,7 +336,19 @@ class RunningListener:
             thread.join(left_s(until_s))
         return not any(thread.is_alive() for thread in started)
 
-    def close(self) -> None:
+    def close(self, until_s: float) -> None:
+        """Finish failed messages, and close what stores them, and the consumers."""
+        handled = self._handled
+        with ExitStack() as stack:  # backwards
+            stack.callback(self.close_consumers)
+            if handled is not None:
+                stack.callback(handled.close)
+            stack.callback(self.unfinished.close, until_s)
+            if handled is not None:
+                # A confirmation of an ID lets its message be acknowledged.
+                stack.callback(lambda: handled.flush(min(_LEAST_S, left_s(until_s))))
+
+    def close_consumers(self) -> None:
         """Cancel what still runs, if it can be cancelled, and close the consumers."""
         # While the broker hangs, each close takes the client 30 s, and so does an opening before
         # it. A second close at the same moment, such as one by the client, may never return.
@@ -278,11 +365,11 @@ class ThreadedListener(RunningListener):
         """Handle a message, and acknowledge it or leave it to the unfinished ones."""
         if not self._take_token():
             return
-        handles_all, tally = self.handling.handles_all, receiver.tally
+        tally = receiver.tally
         verdict, failure = Verdict.HANDLE, None
         try:
-            if not handles_all:
-                while (verdict := self.handling.begin(message)) is Verdict.WAIT:
+            if not self.handles_all:
+                while (verdict := self.begin(message)) is Verdict.WAIT:
                     # Another thread is handling a message with the same ID.
                     if self.stopping.wait(_WAIT_S):
                         return
@@ -292,18 +379,18 @@ class ThreadedListener(RunningListener):
             failure = error
         finally:
             self._tokens.put(None)
-        if handles_all and failure is None:
+        if self.handles_all and failure is None:
             tally.handled += 1
             consumer.acknowledge(message.raw)
         else:
-            self.handling.settle(verdict, failure, message, consumer, tally)
+            self.settle(verdict, failure, message, consumer, tally)
 
     def _call(self, message: ReceivedMessage, tally: ListenerCounts) -> BaseException | None:
         """Call the handler, and return its error; None if it succeeded."""
         tally.in_progress = 1
         start_s = time.perf_counter()
         try:
-            returned = self.handling.listener.handler(message)
+            returned = self.listener.handler(message)
             if returned is not None:
                 refuse_awaitable(returned)
         except BaseException as error:
@@ -357,13 +444,8 @@ class _Call(NamedTuple):
 class LoopListener(RunningListener):
     """A listener whose handler is called in tasks of an event loop."""
 
-    def __init__(
-        self,
-        handling: Handling,
-        subscribe: Sequence[Callable[[int], Any]],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        super().__init__(handling, subscribe)
+    def __init__(self, *parts: Any, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(*parts)
         self._loop = loop
         self._inbox: deque[_Call] = deque()
         self._woken = False
@@ -384,14 +466,14 @@ class LoopListener(RunningListener):
             self._changed.wait_for(lambda: not self._running, left_s(until_s))
         return ended and not self._running
 
-    def close(self) -> None:
+    def close_consumers(self) -> None:
         def cancel_all() -> None:
             for task in self._tasks:
                 task.cancel()
 
         if self._running and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(cancel_all)
-        super().close()
+        super().close_consumers()
 
     def handle(self, message: ReceivedMessage, consumer: Any, receiver: Receiver) -> None:
         """Start a call as soon as there is room."""
@@ -410,7 +492,7 @@ class LoopListener(RunningListener):
         while self._inbox:
             call = self._inbox.popleft()
             key = ""
-            if self.handling.listener.key_ordered:
+            if self.listener.key_ordered:
                 key = call.message.ordering_key or call.message.key
             if key in self._keys:
                 self._keys[key].append(call)
@@ -432,7 +514,7 @@ class LoopListener(RunningListener):
                 raise
             except Exception as error:
                 if not isinstance(error, pulsar.PulsarException):
-                    log.exception("%s: unexpected failure", self.handling.listener)
+                    log.exception("%s: unexpected failure", self.listener)
                 # The message is neither acknowledged nor among the unfinished ones. The broker
                 # delivers it again only to another consumer.
                 in_background(partial(call.receiver.subscribed.fail, call.consumer, error))
@@ -456,7 +538,7 @@ class LoopListener(RunningListener):
         message, consumer, receiver = call
         verdict, failure = Verdict.HANDLE, None
         try:
-            while (verdict := self.handling.begin(message)) is Verdict.WAIT:
+            while (verdict := self.begin(message)) is Verdict.WAIT:
                 # Another task or thread is handling a message with the same ID.
                 await asyncio.sleep(_WAIT_S)
         except asyncio.CancelledError:
@@ -465,17 +547,17 @@ class LoopListener(RunningListener):
             failure = error
         if failure is None and verdict is Verdict.HANDLE:
             failure = await self._call(message, receiver.tally)
-        self.handling.settle(verdict, failure, message, consumer, receiver.tally)
+        self.settle(verdict, failure, message, consumer, receiver.tally)
 
     async def _call(self, message: ReceivedMessage, tally: ListenerCounts) -> BaseException | None:
         """Call the handler, and return its error; None if it succeeded."""
         tally.in_progress += 1
         start_s = time.perf_counter()
         try:
-            await self.handling.listener.handler(message)
+            await self.listener.handler(message)
         except asyncio.CancelledError as error:
             if self.stopping.is_set():
-                self.handling.release(message)
+                self.release(message)
                 raise
             return error  # of the handler's own making
         except BaseException as error:
@@ -484,3 +566,13 @@ class LoopListener(RunningListener):
             tally.took(time.perf_counter() - start_s)
             tally.in_progress -= 1
         return None
+
+
+def refuse_awaitable(returned: Any) -> None:
+    """Refuse the result of a function that should have been a coroutine function."""
+    if inspect.isawaitable(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        raise TypeError(
+            "the handler returned an awaitable, which nothing awaits: make it an async def"
+        )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,11 +20,10 @@ import pulsar
 
 from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.port import NamespacePolicies
-from delaylevel.consumer.host import Handling, refuse_awaitable
 from delaylevel.consumer.listener import Listener
 from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.consumer.retry import Verdict
-from delaylevel.consumer.workers import RunningListener
+from delaylevel.consumer.workers import RunningListener, refuse_awaitable
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection.inspector import Inspector
 from delaylevel.inspection.rows import ORDER, PendingRow, row_columns, rows_of
@@ -53,14 +53,14 @@ Handled = Callable[[Listener, ReceivedMessage], object]
 class MemoryListener(RunningListener):
     """A listener whose handler is called when the clock is advanced."""
 
-    def __init__(
-        self, listening: Listening, handling: Handling, subscribe: list[Callable[[int], Any]]
-    ) -> None:
-        super().__init__(handling, [])
-        self._subscribe = subscribe
+    threaded = False
+
+    def __init__(self, listening: Listening, *parts: Any) -> None:
+        *others, self._subscribe = parts
+        super().__init__(*(*others, ()))  # no consumers for threads, which do not run here
         self._listening = listening
         self._consumers: list[Any] = []
-        self._tally = handling.listener.stats.tally()
+        self._tally = self.listener.stats.tally()
 
     @property
     def running(self) -> int:
@@ -84,7 +84,7 @@ class MemoryListener(RunningListener):
         if self.alive:
             self._listening.listeners.remove(self)
 
-    def close(self) -> None:
+    def close_consumers(self) -> None:
         consumers, self._consumers = self._consumers, []
         for consumer in consumers:
             close_quietly(consumer, "consumer")
@@ -96,7 +96,7 @@ class MemoryListener(RunningListener):
     async def handle_all(self) -> bool:
         """Handle every message that is available now; return True if there was one."""
         worked = self._finish()
-        listener = self.handling.listener
+        listener = self.listener
         topic, subscription = listener.business_topic, listener.subscription
         for consumer in self._consumers:
             while self.alive:
@@ -104,7 +104,7 @@ class MemoryListener(RunningListener):
                     raw = consumer.receive(0)
                 except pulsar.Timeout:
                     break
-                now_ms = self.handling.clock.now_ms()
+                now_ms = self.clock.now_ms()
                 message = ReceivedMessage(raw, topic, subscription, now_ms)
                 worked = True
                 self._tally.received += 1
@@ -114,11 +114,11 @@ class MemoryListener(RunningListener):
 
     async def _take(self, message: ReceivedMessage, consumer: Any) -> None:
         """Call the handler unless the filter or the handled IDs leave the message out."""
-        handling, tally = self.handling, self._tally
+        tally = self._tally
         verdict: Verdict = Verdict.HANDLE
         failure: BaseException | None = None
         try:
-            verdict = handling.begin(message)
+            verdict = self.begin(message)
         except (Exception, SystemExit) as error:
             failure = error
         if failure is None and verdict is Verdict.HANDLE:
@@ -130,12 +130,12 @@ class MemoryListener(RunningListener):
                 tally.took(time.perf_counter() - start_s)
                 tally.in_progress = 0
             if failure is None:
-                self._listening.handled(handling.listener, message)
-        handling.settle(verdict, failure, message, consumer, tally)
+                self._listening.handled(self.listener, message)
+        self.settle(verdict, failure, message, consumer, tally)
 
     async def _call(self, message: ReceivedMessage) -> BaseException | None:
         """Call the handler; return its error, or None."""
-        listener = self.handling.listener
+        listener = self.listener
         try:
             returned = listener.handler(message)
             if returned is not None and not listener.is_coroutine:
@@ -147,7 +147,7 @@ class MemoryListener(RunningListener):
     def _finish(self) -> bool:
         """Store and acknowledge failed messages; return True if there was one."""
         worked = False
-        while self.handling.unfinished.work():
+        while self.unfinished.work():
             worked = True
         return worked
 
@@ -160,10 +160,6 @@ class Listening:
         self.listeners: list[MemoryListener] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._busy = False
-
-    def host(self, handling: Handling, subscribe: list[Callable[[int], Any]]) -> MemoryListener:
-        """Return the host of a listener; it does not run yet."""
-        return MemoryListener(self, handling, subscribe)
 
     def next_event_ms(self) -> int | None:
         """Return the next time, ms, at which a listener has work; None for never."""
@@ -188,7 +184,7 @@ class Listening:
         """Take steps in this thread, and return their result."""
         with self._alone(steps):
             if not (
-                _has_loop() and any(each.handling.listener.is_coroutine for each in self.listeners)
+                _has_loop() and any(each.listener.is_coroutine for each in self.listeners)
             ):
                 try:
                     steps.send(None)
@@ -335,7 +331,7 @@ class MemoryPulsar:
     def client(self) -> MemoryClient:
         """Return a client: a :class:`delaylevel.DelayLevelClient` with admin access."""
         client = _client(self._broker, self.admin)
-        client._delaylevel_host = self._listening.host
+        client._delaylevel_host = partial(MemoryListener, self._listening)
         self._clients.append(client)
         return client
 

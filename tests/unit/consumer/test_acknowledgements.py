@@ -16,11 +16,12 @@ import pulsar
 import pytest
 
 from delaylevel.consumer import Backoff, Deduplication, ReceivedMessage
-from delaylevel.consumer import host as module
+from delaylevel.consumer import unfinished as module
 from delaylevel.consumer.handled_ids import HandledIds
-from delaylevel.consumer.host import Handling, Unfinished
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.retry import Decision, Verdict
+from delaylevel.consumer.unfinished import Unfinished
+from delaylevel.consumer.workers import RunningListener
 from delaylevel.errors import UnsupportedOptionError
 from support.fakes import HandClock
 from support.world import eventually
@@ -98,7 +99,9 @@ class Scene:
         self.clock = HandClock()
         self.unfinished = Unfinished(self.listener, self.publisher, self.clock, threaded)
         self.handled: HandledIds = HandledIds(Deduplication(capacity=100))
-        self.handling = Handling(self.listener, self.handled, self.unfinished, self.clock)
+        self.running = RunningListener(
+            self.listener, self.publisher, self.handled, self.clock, subscribe=()
+        )
         self.tally = self.listener.stats.tally()
 
     def message(self, name: str) -> ReceivedMessage:
@@ -117,8 +120,8 @@ class Scene:
     def handle(self, name: str) -> Verdict:
         """Receive a message, and handle it as a host does."""
         message = self.message(name)
-        verdict = self.handling.begin(message)
-        self.handling.settle(verdict, None, message, self.consumer, self.tally)
+        verdict = self.running.begin(message)
+        self.running.settle(verdict, None, message, self.consumer, self.tally)
         return verdict
 
 

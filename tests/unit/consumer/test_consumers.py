@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,9 @@ import pulsar
 import pytest
 
 from delaylevel.consumer import workers as module
+from delaylevel.consumer.listener import ListenerStats
 from delaylevel.consumer.workers import RunningListener, Subscribed
+from support.fakes import HandClock
 
 
 class FakeConsumer:
@@ -108,9 +111,11 @@ def test_consumers_are_closed_together_as_each_may_wait_for_a_broker_that_hangs(
         def close(self) -> None:
             closed.append(meeting.wait(4))
 
-    billing = SimpleNamespace(is_coroutine=False, concurrency=0, consumers=2)
-    handling: Any = SimpleNamespace(listener=billing)
-    listener = RunningListener(handling, [lambda _: Hanging(), lambda _: Hanging()])
+    billing: Any = SimpleNamespace(is_coroutine=False, concurrency=0, consumers=2)
+    billing.condition, billing.stats = None, ListenerStats()
+    publisher: Any = SimpleNamespace(close=lambda: None)
+    opened = [lambda _: Hanging(), lambda _: Hanging()]
+    listener = RunningListener(billing, publisher, None, HandClock(), opened)
     listener.start()
-    listener.close()
+    listener.close(time.monotonic())
     assert sorted(closed) == [0, 1, 2, 3]

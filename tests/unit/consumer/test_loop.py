@@ -13,7 +13,6 @@ import pulsar
 import pytest
 
 from delaylevel.consumer import listeners, workers
-from delaylevel.consumer.host import Handling
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.workers import LoopListener, LoopThread
 from support.background import Background
@@ -85,17 +84,18 @@ def test_a_failed_message_that_nobody_takes_over_is_delivered_again(
         raise ValueError("no account")
 
     (listener,) = listeners_of(bill, "orders", None, {"subscription": "billing", "retry": False})
+    publisher: Any = None
+    running = LoopListener(listener, publisher, None, HandClock(), [subscribe], loop=thread.loop)
     unfinished: Any = SimpleNamespace(count=0, most=1, add=take_over)
-    handling = Handling(listener, None, unfinished, HandClock())
-    running = LoopListener(handling, [subscribe], thread.loop)
+    running.unfinished = unfinished
     running.start()
     try:
         assert taken_over.wait(10)
     finally:
         running.stop()
         assert running.join(time.monotonic() + 60)
-        running.close()
-    assert all(consumer.closed for consumer in opened)
+        running.close_consumers()
+    eventually(lambda: all(consumer.closed for consumer in opened), "the end of the lost one")
 
 
 class Calling(workers.RunningListener):
@@ -111,8 +111,8 @@ def test_a_handler_may_close_what_calls_it(in_loop: bool, monkeypatch: pytest.Mo
         app.close()
 
     def start(app: Any, listener: Any, loop: Any) -> Any:
-        handling: Any = SimpleNamespace(listener=listener, close=lambda until_s: None)
-        found: Any = Calling(handling, [])
+        publisher: Any = SimpleNamespace(close=lambda: None)
+        found: Any = Calling(listener, publisher, None, HandClock(), [])
         if in_loop:
             loop.call_soon_threadsafe(close)
         else:

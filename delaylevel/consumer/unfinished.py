@@ -1,4 +1,4 @@
-"""The steps around a call of a handler, and the failed messages that wait to be acknowledged.
+"""The failed messages of a listener that wait to be acknowledged.
 
 A failed message is acknowledged when the broker has confirmed its copy or dead letter. If it does
 not, the message is published again, after pauses of 1 to 30 s, until it is stored or the listener
@@ -9,18 +9,15 @@ failure, and waits for the broker.
 from __future__ import annotations
 
 import heapq
-import inspect
 import itertools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.logs import RepeatedWarning
@@ -28,21 +25,16 @@ from delaylevel.errors import DelayTooLongError, InvalidDelayError, UnsupportedO
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.formatting import exact_duration
 
-from .listener import Listener, ListenerCounts
+from .listener import Listener
 from .message import ReceivedMessage
-from .retry import Decision, Verdict, decide, one_line, trace_of
+from .retry import Decision, one_line, trace_of
 from .retry_publisher import CannotParkError, RetryPublisher
-
-if TYPE_CHECKING:
-    from .handled_ids import HandledIds
 
 log = logging.getLogger(__name__)
 
 # A listener receives no more messages while it has this number of unfinished ones.
 _MOST = 1_000
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-# Time to store IDs when nothing is left of the time for a stop.
-_LEAST_S = 1.0
 
 
 def left_s(until_s: float) -> float:
@@ -236,96 +228,3 @@ def _log_failure(listener: Listener, message: ReceivedMessage, decision: Decisio
     else:
         pause = exact_duration(duration_ms(decision.delay))
         log.warning("%s: attempt %s of %s: %s; again in %s", *failure, pause)
-
-
-class Handling:
-    """The steps around a call of one listener's handler, shared by its threads.
-
-    Three hosts follow them: threads, an event loop, and the in-memory Pulsar of tests. A host calls
-    :meth:`begin` before the handler, and :meth:`settle` after it. It acknowledges nothing else.
-    So a crash at any time leaves a message unacknowledged until it was handled, or until a copy
-    with its ID is stored.
-
-    Attributes:
-        handles_all: True if every message is handled, so that a host may leave out :meth:`begin`.
-    """
-
-    def __init__(
-        self, listener: Listener, handled: HandledIds | None, unfinished: Unfinished, clock: Clock
-    ) -> None:
-        self.listener = listener
-        self.unfinished = unfinished
-        self.clock = clock
-        self._handled = handled
-        self.handles_all = listener.condition is None and handled is None
-
-    def begin(self, message: ReceivedMessage) -> Verdict:
-        """Decide about a received message; after ``WAIT``, ask again a moment later.
-
-        An error, of the application's filter or function for IDs, is a failed attempt.
-        """
-        condition, handled = self.listener.condition, self._handled
-        if condition is not None and not condition(message):
-            return Verdict.FILTERED
-        if handled is None:
-            return Verdict.HANDLE
-        return handled.begin(message)
-
-    def close(self, until_s: float) -> None:
-        """Finish failed messages, and close what stores them."""
-        handled = self._handled
-        with ExitStack() as stack:  # backwards
-            if handled is not None:
-                stack.callback(handled.close)
-            stack.callback(self.unfinished.close, until_s)
-            if handled is not None:
-                # A confirmation of an ID lets its message be acknowledged.
-                stack.callback(lambda: handled.flush(min(_LEAST_S, left_s(until_s))))
-
-    def release(self, message: ReceivedMessage) -> None:
-        """Give up a message after :meth:`begin`, without a decision."""
-        if self._handled is not None:
-            self._handled.release(message)
-
-    def settle(
-        self,
-        verdict: Verdict,
-        failure: BaseException | None,
-        message: ReceivedMessage,
-        consumer: Any,
-        tally: ListenerCounts,
-    ) -> None:
-        """Acknowledge a message, or hand it over to the unfinished ones.
-
-        Args:
-            failure: the error of :meth:`begin` or of the handler.
-        """
-        acknowledge = partial(consumer.acknowledge, message.raw)
-        if failure is not None:
-            self.release(message)
-            tally.failed += 1
-            decision = decide(self.listener.backoff, message.attempt, failure)
-            self.unfinished.add(message, consumer, decision)
-            return
-        if verdict is Verdict.FILTERED:
-            tally.filtered += 1
-        elif verdict is Verdict.DUPLICATE:
-            tally.duplicates += 1
-        else:
-            tally.handled += 1
-            if self._handled is not None:
-                # The ID first: a crash between the two would let the message be handled again.
-                # With a store, it may be saved later, in another thread.
-                self._handled.save(message, acknowledge)
-                return
-        acknowledge()
-
-
-def refuse_awaitable(returned: Any) -> None:
-    """Refuse the result of a function that should have been a coroutine function."""
-    if inspect.isawaitable(returned):
-        if inspect.iscoroutine(returned):
-            returned.close()
-        raise TypeError(
-            "the handler returned an awaitable, which nothing awaits: make it an async def"
-        )
