@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 log = logging.getLogger(__name__)
 
 #: Runs slow work: opening and closing producers waits for the broker.
-Starter = Callable[[Callable[[], None]], None]
+Starter = Callable[[Callable[[], None]], object]
 
 # Opening and closing take milliseconds, unless the broker is away.
 _EXIT_S = 2.0
@@ -29,8 +29,8 @@ _running: dict[threading.Thread, float] = {}  # with the monotonic time of the b
 _MANY, _MOST = 100, 1_000
 
 
-def in_thread(work: Callable[[], None]) -> None:
-    """Run work in a new thread, which delays the end of the process by two seconds at most."""
+def in_thread(work: Callable[[], None]) -> threading.Thread:
+    """Run work in a new thread, and return it; it delays the end of the process by 2 s at most."""
 
     def run() -> None:
         try:
@@ -45,6 +45,7 @@ def in_thread(work: Callable[[], None]) -> None:
     except RuntimeError:
         _running.pop(thread, None)
         raise
+    return thread
 
 
 def is_crowded() -> bool:

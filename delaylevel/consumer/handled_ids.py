@@ -25,6 +25,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -215,10 +216,10 @@ class TopicIds(HandledIds):
         self._sending = 0
         self._failed: deque[int] = deque(maxlen=options.capacity)
         self._pause_s = self._retry_s = 0.0
-        self._flushing = self._stopped = self._closed = False
+        self._stopped = self._closed = False
         # A client in memory does not wait: IDs are stored in the thread of the handler.
         self._threaded = has_core(client)
-        self._threads: list[threading.Event] = []  # set at their ends
+        self._threads: list[threading.Thread] = []
         # Where the log was read up to, and the number of records since it was rewritten.
         self._read = EARLIEST
         self._records = 0
@@ -261,16 +262,7 @@ class TopicIds(HandledIds):
             self._rewrite()
         atexit.register(self._stop)
         for work in (self._follow, self._write) if self._threaded else (self._follow,):
-            ended = threading.Event()
-
-            def run(work: Callable[[], None] = work, ended: threading.Event = ended) -> None:
-                try:
-                    work()
-                finally:
-                    ended.set()
-
-            in_thread(run)
-            self._threads.append(ended)
+            self._threads.append(in_thread(work))
 
     def _store(self, key: int, saved: Callable[[], object]) -> None:
         # If the topic refuses the ID or does not answer, the message was handled all the same, and
@@ -278,7 +270,7 @@ class TopicIds(HandledIds):
         # failure is logged, and the ID is stored together with a later one.
         with self._changed:
             if time.monotonic() < self._retry_s:
-                # The topic refused a moment ago. Later IDs take the refused ones along.
+                # The topic refused a moment ago, and no handler is to wait for its next answer.
                 self._failed.append(key)
             else:
                 self._waiting.append((key, saved))
@@ -290,17 +282,13 @@ class TopicIds(HandledIds):
 
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:
         with self._changed:
-            self._retry_s, self._flushing = 0.0, True
+            self._retry_s = 0.0
             self._changed.notify_all()
-        try:
-            if not self._threaded:
-                self._store_all()
-            with self._changed:
-                return self._changed.wait_for(
-                    lambda: not self.unsaved, timeout_s if self._threaded else 0.0
-                )
-        finally:
-            self._flushing = False
+        if not self._threaded:
+            self._store_all()
+            return not self.unsaved
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.unsaved, timeout_s)
 
     def close(self) -> None:
         if self._closed:
@@ -320,8 +308,8 @@ class TopicIds(HandledIds):
         producer = self._producer
         if producer is not None:
             close_quietly(producer, "producer")  # what is being sent fails
-        for ended in self._threads:
-            ended.wait(_LONGEST_PAUSE_S)
+        for thread in self._threads:
+            thread.join(_LONGEST_PAUSE_S)
         atexit.unregister(self._stop)
         close_quietly(self._consumer, "consumer")
 
@@ -337,15 +325,15 @@ class TopicIds(HandledIds):
     # -- writing
 
     def _write(self) -> None:
-        """Store IDs as they come, until this log is closed."""
+        """Store IDs as they come, and refused ones after a pause, until this log is closed."""
         while True:
             with self._changed:
-                while not (self._stopped or self._waiting):
-                    if self._flushing and self._failed and time.monotonic() >= self._retry_s:
-                        break
-                    self._changed.wait(1.0 if self._flushing else None)
                 if self._stopped:
                     return
+                pause_s = max(0.0, self._retry_s - time.monotonic()) if self._failed else None
+                if not self._waiting and pause_s != 0:
+                    self._changed.wait(pause_s)
+                    continue
             self._store_all()
 
     def _store_all(self) -> None:
@@ -500,18 +488,16 @@ def _prepare(client: Any, topic: TopicName) -> str:
     """Create the topic if the client may, and return the name of its first partition."""
     admin = getattr(client, "admin", None)
     if admin is not None:
-        try:
-            admin.create_partitioned(topic, 1)
-        except ConflictError:
-            pass
-        except AdminError as error:
-            log.info("%s was not created (%s): the client tries it", topic, error.reason)
-        try:
-            admin.create_subscription(topic, SUBSCRIPTION, earliest=True)
-        except ConflictError:
-            pass
-        except AdminError as error:
-            log.info("%s has no subscription (%s): the client tries it", topic, error.reason)
+        for create in (
+            partial(admin.create_partitioned, topic, 1),
+            partial(admin.create_subscription, topic, SUBSCRIPTION, earliest=True),
+        ):
+            try:
+                create()
+            except ConflictError:
+                pass
+            except AdminError as error:
+                log.info("%s was not created (%s): the client tries it", topic, error.reason)
         try:
             if not apply_policies(admin, topic, OURS):
                 log.warning("%s keeps policies of its namespace, which may expire IDs", topic)
