@@ -181,24 +181,27 @@ class Listener:
         return f"{self.name} ({self.topic}, {self.subscription})"
 
 
-def listeners_of(
-    handler: Any, topic: str | list[str], name: str | None, given: Mapping[str, Any]
-) -> list[Listener]:
-    """Return the listeners of a handler, one for each topic."""
+def listener_of(handler: Any, topic: str, name: str | None, given: Mapping[str, Any]) -> Listener:
+    """Return the listener of a handler for a topic."""
     name = name_of(handler) if name is None else name
     if not isinstance(name, str) or not name:
         raise InvalidInputError(f"name is a text, not {name!r}")
     try:
         is_coroutine = _check_handler(handler)
+        if not isinstance(topic, str):
+            raise InvalidInputError(
+                f"topic is a name, not {topic!r}: register each topic by itself"
+            )
         options = {key: value for key, value in given.items() if value is not None}
-        topics = _topics(topic)
-        settings = _settings(options, is_coroutine)
+        return Listener(
+            name=name,
+            topic=TopicName.parse(topic).full,
+            handler=handler,
+            is_coroutine=is_coroutine,
+            **_settings(options, is_coroutine),
+        )
     except (InvalidInputError, TypeError) as error:
         raise InvalidInputError(f"listener {name!r}: {error}") from None
-    return [
-        Listener(name=name, topic=each, handler=handler, is_coroutine=is_coroutine, **settings)
-        for each in topics
-    ]
 
 
 def name_of(handler: Any) -> str:
@@ -206,20 +209,6 @@ def name_of(handler: Any) -> str:
     while isinstance(handler, functools.partial):
         handler = handler.func
     return str(getattr(handler, "__name__", type(handler).__name__))
-
-
-def _topics(topic: str | list[str]) -> list[str]:
-    given = [topic] if isinstance(topic, str) else topic
-    if not isinstance(given, (list, tuple)) or not given:
-        raise InvalidInputError(f"topic is a name or a list of names, not {topic!r}")
-    names = []
-    for each in given:
-        if not isinstance(each, str):
-            raise InvalidInputError(f"topic is a name or a list of names, not {topic!r}")
-        names.append(TopicName.parse(each).full)
-    if len(set(names)) < len(names):
-        raise InvalidInputError(f"a topic is given twice: {', '.join(given)}")
-    return names
 
 
 def _check_handler(handler: Any) -> bool:

@@ -23,7 +23,7 @@ from delaylevel.errors import InvalidInputError, from_extra
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import parse_delay
 
-from .listener import Listener, ListenerHealth, listeners_of, name_of
+from .listener import Listener, ListenerHealth, listener_of, name_of
 from .metrics import ListenerCollector
 from .retry_publisher import RetryPublisher
 from .retry_topics import retry_type
@@ -176,7 +176,7 @@ class Listeners:
 
     def on(
         self,
-        topic: str | list[str],
+        topic: str,
         *,
         subscription: str | None = None,
         subscription_type: Any = None,
@@ -191,8 +191,8 @@ class Listeners:
         """Register a function or coroutine function as the handler of a topic.
 
         Args:
-            topic: name of the topic, or a list of names. Each topic has its own consumers, retry
-                topic and dead-letter topic.
+            topic: name of the topic. For several topics, decorate the handler several times: each
+                has its own consumers, retry topic and dead-letter topic.
             subscription: name of the subscription.
             subscription_type: ``Shared`` (the default), ``Key_Shared``, ``Failover`` or
                 ``Exclusive``.
@@ -233,27 +233,23 @@ class Listeners:
 
         return register
 
-    def _register(
-        self, handler: Any, topic: str | list[str], name: str | None, given: dict[str, Any]
-    ) -> None:
+    def _register(self, handler: Any, topic: str, name: str | None, given: dict[str, Any]) -> None:
         configured: Mapping[str, Any] = {}
         if self._config is not None:
             configured = self._config.listener(name_of(handler) if name is None else name)
         stated = {key: value for key, value in given.items() if value is not None}
-        new = listeners_of(handler, topic, name, {**configured, **stated})
-        for listener in new:
-            for known in self._listeners:
-                # The partitions of a topic share the topic of their retries, and so their handler.
-                ours = (listener.business_topic, listener.subscription)
-                if (known.business_topic, known.subscription) == ours and (
-                    known.topic == listener.topic or known.handler != handler
-                ):
-                    raise InvalidInputError(
-                        f"listener {listener.name!r}: {known.name!r} handles topic "
-                        f"{known.topic} with subscription {listener.subscription!r} already: "
-                        "choose another subscription"
-                    )
-        self._listeners += new
+        new = listener_of(handler, topic, name, {**configured, **stated})
+        ours = new.business_topic, new.subscription
+        for known in self._listeners:
+            # The partitions of a topic share the topic of their retries, and so their handler.
+            if (known.business_topic, known.subscription) == ours and (
+                known.topic == new.topic or known.handler != handler
+            ):
+                raise InvalidInputError(
+                    f"listener {new.name!r}: {known.name!r} handles topic {known.topic} with "
+                    f"subscription {new.subscription!r} already: choose another subscription"
+                )
+        self._listeners.append(new)
         if self.host is not None:
             self._start_missing(None)
 

@@ -18,7 +18,7 @@ import pytest
 from delaylevel.consumer import Backoff, Deduplication, ReceivedMessage
 from delaylevel.consumer import unfinished as module
 from delaylevel.consumer.handled_ids import HandledIds
-from delaylevel.consumer.listener import listeners_of
+from delaylevel.consumer.listener import listener_of
 from delaylevel.consumer.retry import Decision, Verdict
 from delaylevel.consumer.unfinished import Unfinished
 from delaylevel.consumer.workers import RunningListener
@@ -93,7 +93,7 @@ class Scene:
 
     def __init__(self, threaded: bool = False) -> None:
         options = {"subscription": "billing", "retry": Backoff("1m")}
-        (self.listener,) = listeners_of(print, "orders", None, options)
+        self.listener = listener_of(print, "orders", None, options)
         self.publisher: Any = Publisher()
         self.consumer: Any = Consumer()
         self.clock = HandClock()

@@ -14,7 +14,7 @@ import pytest
 
 from delaylevel.consumer import Backoff, Deduplication, Listener, Listeners, Retry, TopicIdStore
 from delaylevel.consumer.config import LISTENER_SETTINGS, ApplicationConfig
-from delaylevel.consumer.listener import listeners_of
+from delaylevel.consumer.listener import listener_of
 from delaylevel.consumer.listeners import Listeners
 from delaylevel.consumer.retry import Backoff
 from delaylevel.errors import ConfigError, InvalidInputError
@@ -180,7 +180,8 @@ def test_two_handlers_of_one_subscription_are_refused() -> None:
             app.on(topic, subscription="billing")(await_message)
     assert len(app.listeners) == 2
     # One handler may have some partitions, each with consumers of its own.
-    app.on(["invoices-partition-0", "invoices-partition-1"], subscription="billing")(handle)
+    for topic in ("invoices-partition-0", "invoices-partition-1"):
+        app.on(topic, subscription="billing")(handle)
     with pytest.raises(InvalidInputError, match="invoices-partition-0 with"):
         app.on("invoices-partition-2", subscription="billing")(await_message)
 
@@ -260,7 +261,7 @@ def test_every_setting_of_a_listener_is_an_option_of_a_listener(write: Write) ->
     assert set(values) == set(LISTENER_SETTINGS)
     lines = (f"{name} = {json.dumps(value)}" for name, value in values.items())
     options = ApplicationConfig.load(write("\n".join(["[listeners]", *lines]))).listener("x")
-    (found,) = listeners_of(lambda message: None, "orders", "x", options)
+    found = listener_of(lambda message: None, "orders", "x", options)
     assert (found.concurrency, found.backoff) == (2, Backoff("1s"))
     assert found.options["receiver_queue_size"] == 10
 

@@ -13,7 +13,7 @@ import pulsar
 import pytest
 
 from delaylevel.consumer import listeners, workers
-from delaylevel.consumer.listener import listeners_of
+from delaylevel.consumer.listener import listener_of
 from delaylevel.consumer.workers import LoopListener, LoopThread
 from support.background import Background
 from support.fakes import HandClock
@@ -83,7 +83,7 @@ def test_a_failed_message_that_nobody_takes_over_is_delivered_again(
     async def bill(message: Any) -> None:
         raise ValueError("no account")
 
-    (listener,) = listeners_of(bill, "orders", None, {"subscription": "billing", "retry": False})
+    listener = listener_of(bill, "orders", None, {"subscription": "billing", "retry": False})
     publisher: Any = None
     running = LoopListener(listener, publisher, None, HandClock(), [subscribe], loop=thread.loop)
     unfinished: Any = SimpleNamespace(count=0, most=1, add=take_over)
