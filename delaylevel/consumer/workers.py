@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -282,30 +282,29 @@ class RunningListener:
         Args:
             failure: the error of :meth:`begin` or of the handler.
         """
-        acknowledge = partial(consumer.acknowledge, message.raw)
         if failure is not None:
             self.release(message)
             tally.failed += 1
             decision = decide(self.listener.backoff, message.attempt, failure)
             self.unfinished.add(message, consumer, decision)
             return
-        if verdict is Verdict.FILTERED:
-            tally.filtered += 1
-        elif verdict is Verdict.DUPLICATE:
-            tally.duplicates += 1
-        else:
+        if verdict is Verdict.HANDLE:
             tally.handled += 1
             if self._handled is not None:
                 # The ID first: a crash between the two would let the message be handled again.
                 # With a store, it may be saved later, in another thread.
-                self._handled.save(message, acknowledge)
+                self._handled.save(message, partial(consumer.acknowledge, message.raw))
                 return
-        acknowledge()
+        elif verdict is Verdict.FILTERED:
+            tally.filtered += 1
+        else:
+            tally.duplicates += 1
+        consumer.acknowledge(message.raw)
 
     @property
     def running(self) -> int:
-        """Number of running calls of the handler."""
-        return sum(receiver.tally.in_progress for receiver in self.threads)
+        """Number of calls of the handler that run, or wait for another one of their key or ID."""
+        return self.listener.concurrency - self._tokens.qsize()
 
     def start(self) -> None:
         """Subscribe, and start the threads."""
@@ -379,7 +378,7 @@ class ThreadedListener(RunningListener):
             failure = error
         finally:
             self._tokens.put(None)
-        if self.handles_all and failure is None:
+        if self.handles_all and failure is None:  # the usual case, without two calls
             tally.handled += 1
             consumer.acknowledge(message.raw)
         else:
@@ -452,26 +451,23 @@ class LoopListener(RunningListener):
         self._tasks: set[asyncio.Task[None]] = set()
         # By key: the calls that wait for the running one of this key.
         self._keys: dict[str, deque[_Call]] = {}
-        self._changed = threading.Condition()
-        self._running = 0
-
-    @property
-    def running(self) -> int:
-        """Number of calls of the handler that run, or wait for those of their key."""
-        return self._running
 
     def join(self, until_s: float) -> bool:
-        ended = super().join(until_s)
-        with self._changed:
-            self._changed.wait_for(lambda: not self._running, left_s(until_s))
-        return ended and not self._running
+        ended, taken = super().join(until_s), 0
+        with suppress(queue.Empty):
+            while taken < self.listener.concurrency:  # with all tokens here, no call has one
+                self._tokens.get(timeout=left_s(until_s))
+                taken += 1
+        for _ in range(taken):
+            self._tokens.put(None)
+        return ended and taken == self.listener.concurrency
 
     def close_consumers(self) -> None:
         def cancel_all() -> None:
             for task in self._tasks:
                 task.cancel()
 
-        if self._running and not self._loop.is_closed():
+        if self.running and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(cancel_all)
         super().close_consumers()
 
@@ -479,8 +475,6 @@ class LoopListener(RunningListener):
         """Start a call as soon as there is room."""
         if not self._take_token():
             return
-        with self._changed:
-            self._running += 1
         self._inbox.append(_Call(message, consumer, receiver))
         # One wake-up of the loop serves all messages that arrive until it has taken them.
         if not self._woken:
@@ -510,7 +504,7 @@ class LoopListener(RunningListener):
                 await self._handle(call)
             except asyncio.CancelledError:
                 for _ in self._keys.pop(key, ()):  # those that waited for it
-                    self._ended()
+                    self._tokens.put(None)
                 raise
             except Exception as error:
                 if not isinstance(error, pulsar.PulsarException):
@@ -519,19 +513,12 @@ class LoopListener(RunningListener):
                 # delivers it again only to another consumer.
                 in_background(partial(call.receiver.subscribed.fail, call.consumer, error))
             finally:
-                self._ended()
+                self._tokens.put(None)
             waiting = self._keys.get(key)
             if not waiting:
                 self._keys.pop(key, None)
                 return
             call = waiting.popleft()
-
-    def _ended(self) -> None:
-        self._tokens.put(None)
-        with self._changed:
-            self._running -= 1
-            if not self._running:
-                self._changed.notify_all()
 
     async def _handle(self, call: _Call) -> None:
         """Handle a message, and acknowledge it or leave it to the unfinished ones."""
