@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -149,6 +150,17 @@ class CannotParkError(Exception):
     """The reason why a copy can never be stored: the message has to be a dead letter."""
 
 
+@dataclass
+class Failed:
+    """A message whose attempt failed."""
+
+    message: ReceivedMessage
+    consumer: Any
+    decision: Decision
+    due_ms: int  # of the next attempt; 0 for a dead letter
+    pauses: int = 0  # before the next try to store it
+
+
 class RetryPublisher:
     """Publisher of the retried copies and dead letters of one subscription; its calls wait.
 
@@ -199,7 +211,7 @@ class RetryPublisher:
             )
         return producer
 
-    def park(self, copies: Sequence[tuple[ReceivedMessage, Decision]]) -> list[Exception | None]:
+    def park(self, failed: Sequence[Failed]) -> list[Exception | None]:
         """Store copies of messages for their next attempts.
 
         Returns:
@@ -212,11 +224,11 @@ class RetryPublisher:
         # Once for each schema: if the broker is away, every attempt takes its time.
         producers: dict[SchemaKey, Any] = {}
         awaited = 0
-        for number, (message, decision) in enumerate(copies):
+        for number, each in enumerate(failed):
             outcomes.append(None)
             try:
-                self._check(message)
-                fields, schema = fields_of(message), SchemaKey.of(message.raw)
+                self._check(each.message)
+                fields, schema = fields_of(each.message), SchemaKey.of(each.message.raw)
                 if env.UNREADABLE in fields.properties:
                     raise CannotParkError(fields.properties[env.UNREADABLE])
                 if schema not in producers:
@@ -226,7 +238,7 @@ class RetryPublisher:
                         producers[schema] = error
                 if isinstance(producers[schema], Exception):
                     raise producers[schema]
-                self._send(producers[schema], message, fields, decision, number, answers)
+                self._send(producers[schema], each, fields, number, answers)
                 awaited += 1
             except Exception as error:
                 outcomes[number] = error
@@ -242,20 +254,21 @@ class RetryPublisher:
             # Look at the topics again, and open other producers, for the next copies.
             self._close_producers()
         # Those that are too large, again without the text of the error.
-        smaller: list[tuple[int, tuple[ReceivedMessage, Decision]]] = []
+        smaller: dict[int, Failed] = {}
         for number, outcome in enumerate(outcomes):
             if isinstance(outcome, pulsar.MessageTooBig):
-                message, decision = copies[number]
+                decision = failed[number].decision
                 if decision.reason:
-                    smaller.append((number, (message, decision._replace(reason=""))))
+                    bare = decision._replace(reason="")
+                    smaller[number] = replace(failed[number], decision=bare)
                 else:
                     sizes = "the broker's limit for messages is lower"
                     if isinstance(outcome, MessageTooLargeError):
                         sizes = f"{outcome.size:,} bytes, at most {outcome.limit:,}"
                     outcomes[number] = CannotParkError(f"the copy would be too large ({sizes})")
         if smaller:
-            numbers, bare = zip(*smaller, strict=True)
-            for number, outcome in zip(numbers, self.park(bare), strict=True):
+            again = self.park(list(smaller.values()))
+            for number, outcome in zip(smaller, again, strict=True):
                 outcomes[number] = outcome
         return outcomes
 
@@ -358,25 +371,23 @@ class RetryPublisher:
     def _send(
         self,
         producer: Any,
-        message: ReceivedMessage,
+        failed: Failed,
         fields: ParkedMessage,
-        decision: Decision,
         number: int,
         answers: SimpleQueue[tuple[int, Any]],
     ) -> None:
-        delay = decision.delay or timedelta(0)
         producer.send_async(
             fields.value,
             lambda result, _: answers.put((number, result)),
-            properties=copy_properties(message, decision.reason),
+            properties=copy_properties(failed.message, failed.decision.reason),
             partition_key=fields.key or None,
             ordering_key=fields.ordering_key or None,
             event_timestamp=fields.event_ms or None,
-            deliver_after=delay,
-            message_id=copy_id(message),
+            deliver_at=failed.due_ms,
+            message_id=copy_id(failed.message),
             # Its original is acknowledged, so no default expiry may ever end it: neither that of
             # the level topic now, nor one that is set while it waits.
-            expires_at=NEVER_MS if delay else None,
+            expires_at=NEVER_MS,
         )
 
 

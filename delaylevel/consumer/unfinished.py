@@ -15,8 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from delaylevel.cluster.failures import error_name
@@ -28,7 +26,7 @@ from delaylevel.model.formatting import exact_duration
 from .listener import Listener
 from .message import ReceivedMessage
 from .retry import Decision, one_line, trace_of
-from .retry_publisher import CannotParkError, RetryPublisher
+from .retry_publisher import CannotParkError, Failed, RetryPublisher
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +38,6 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 def left_s(until_s: float) -> float:
     """Return the time that is left until a time of ``time.monotonic()``, in seconds; 0 if none."""
     return max(0.0, until_s - time.monotonic())
-
-
-@dataclass
-class _Failed:
-    """A message whose attempt failed."""
-
-    message: ReceivedMessage
-    consumer: Any
-    decision: Decision
-    due_ms: int  # 0 for a dead letter
-    pauses: int = 0
 
 
 class Unfinished:
@@ -69,8 +56,8 @@ class Unfinished:
         self._threaded = threaded
         self._tally = listener.stats.tally()
         # By the time of the next try; 0 before the first.
-        self._waiting: list[tuple[float, int, _Failed]] = []
-        self._letters: deque[_Failed] = deque()
+        self._waiting: list[tuple[float, int, Failed]] = []
+        self._letters: deque[Failed] = deque()
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -93,9 +80,9 @@ class Unfinished:
                 thread.start()  # if there can be no thread, the next message tries again
                 self._thread = thread
             self.count += 1
-            self._wait(_Failed(message, consumer, decision, due_ms), 0.0)
+            self._wait(Failed(message, consumer, decision, due_ms), 0.0)
 
-    def _wait(self, failed: _Failed, try_s: float) -> None:
+    def _wait(self, failed: Failed, try_s: float) -> None:
         with self._changed:
             heapq.heappush(self._waiting, (try_s, next(self._order), failed))
             self._changed.notify_all()
@@ -167,16 +154,8 @@ class Unfinished:
                 # One message must not end the thread of all others.
                 log.exception("%s: a failed message stays unacknowledged", self._listener)
 
-    def _park(self, failed: Sequence[_Failed]) -> None:
-        now_ms = self._clock.now_ms()
-        copies = [
-            (
-                each.message,
-                each.decision._replace(delay=timedelta(milliseconds=max(0, each.due_ms - now_ms))),
-            )
-            for each in failed
-        ]
-        errors = self._publisher.park(copies) if copies else []
+    def _park(self, failed: Sequence[Failed]) -> None:
+        errors = self._publisher.park(failed) if failed else []
         for each, error in zip(failed, errors, strict=True):
             if isinstance(error, (CannotParkError, DelayTooLongError, InvalidDelayError)):
                 reason = one_line(f"cannot be retried: {error}; {each.decision.reason}")
@@ -186,7 +165,7 @@ class Unfinished:
             else:
                 self._settle(each, error)
 
-    def _settle(self, failed: _Failed, error: Exception | None) -> None:
+    def _settle(self, failed: Failed, error: Exception | None) -> None:
         """Acknowledge a message that is stored elsewhere; let another wait for its next try."""
         if error is None:
             self._warning.over()

@@ -58,20 +58,20 @@ class Publisher:
     """A publisher whose confirmations a test gives.
 
     Attributes:
-        calls: delay of each call; None for a dead letter.
+        calls: time of each call's next attempt, ms; None for a dead letter.
         answers: outcomes of the next calls; the last one stands for all that follow.
         confirmed: what a call waits for.
         seen: function that is called before each answer.
     """
 
     def __init__(self) -> None:
-        self.calls: list[timedelta | None] = []
+        self.calls: list[int | None] = []
         self.answers: list[Exception | None] = [None]
         self.confirmed: threading.Event | None = None
         self.seen: Callable[[], object] = lambda: None
 
-    def park(self, copies: Any) -> list[Exception | None]:
-        return [self._outcome(decision.delay) for _, decision in copies]
+    def park(self, failed: Any) -> list[Exception | None]:
+        return [self._outcome(each.due_ms) for each in failed]
 
     def bury(self, message: Any, decision: Decision) -> None:
         error = self._outcome(None)
@@ -81,8 +81,8 @@ class Publisher:
     def close(self) -> None:
         pass
 
-    def _outcome(self, delay: timedelta | None) -> Exception | None:
-        self.calls.append(delay)
+    def _outcome(self, due_ms: int | None) -> Exception | None:
+        self.calls.append(due_ms)
         self.seen()
         assert self.confirmed is None or self.confirmed.wait(60)
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -142,7 +142,7 @@ def test_a_message_is_acknowledged_when_it_is_stored_elsewhere(scene: Scene) -> 
         scene.fail(BURY, name)
     scene.fail(PARK, "d")
     scene.work()
-    assert scene.publisher.calls == [PARK.delay, None, None, None]
+    assert scene.publisher.calls == [scene.clock.now_ms() + 60_000, None, None, None]
     assert before == [[], ["d"], ["d"], ["d", "b"]]
     assert scene.consumer.acknowledged == ["d", "b", "c"], "a refused one stops no other"
     assert scene.unfinished.count == 1
@@ -156,6 +156,7 @@ def test_a_refused_copy_is_published_again_for_the_same_time(
     now_s = 100.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
     scene.publisher.answers = [AWAY]
+    due_ms = scene.clock.now_ms() + 60_000
     scene.fail()
     pauses = []
     for _ in range(7):
@@ -167,8 +168,7 @@ def test_a_refused_copy_is_published_again_for_the_same_time(
         scene.clock.advance(round(1000 * (now_s - began_s)))
         pauses.append(now_s - began_s)
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
-    assert scene.publisher.calls[-2] < timedelta(seconds=30)
-    assert scene.publisher.calls[-1] == timedelta(0)
+    assert set(scene.publisher.calls) == {due_ms}
     assert (scene.consumer.acknowledged, scene.unfinished.count) == ([], 1)
 
 
