@@ -53,7 +53,7 @@ client = DelayLevelClient.from_connection(Connection.load())
 consumer = client.subscribe("orders", "billing")
 client.create_producer("orders").send(b"pay me")
 message = ReceivedMessage(consumer.receive(30_000), "orders", "billing", 0)
-RetryPublisher(client, "orders", "billing").bury(message, Decision(None, "only EUR"))
+RetryPublisher(client, "orders", "billing").bury(message, Decision(None, "only EUR", ValueError()))
 client.close()
 END"""
 #: The commands before a command of a page (without its comment); "" stands for the whole page.
