@@ -324,7 +324,7 @@ class Relay:
         self._release(item)
         item.confirmed = True
         report = self._report
-        report.count(place.counter, place.counted_by, carried.late_ms)
+        report.count(place.counter, carried.late_ms)
         if place.counted_by is None:  # it is in the final window, or delivered
             report.lag_total_ms += item.lag_ms
             report.lag_max_ms = max(report.lag_max_ms, item.lag_ms)

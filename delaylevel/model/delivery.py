@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 # Larger batches cannot be packed: a position is entry << 10 | batch index.
 LARGEST_BATCH = 1 << 10
@@ -29,44 +27,33 @@ class ForwardReport:
     """The numbers of messages in one or more flushes, by outcome.
 
     Attributes:
-        parked: messages parked again, by level topic, level and partition.
+        parked: messages parked again.
         window: messages handed to the final window; with a tracker, overdue ones too.
         due: messages delivered at once because they were due.
-        held: messages that their target refused, by target.
-        dead: dead letters, by reason.
+        held: messages that their target refused.
+        dropped: messages discarded because their target does not exist.
+        dead: dead letters.
+        expired: messages that were not released because of their expiry.
         latest_ms: the largest lateness at hand-off, ms after the due time; 0 if none was late.
-        dropped: messages discarded because their target does not exist, by target.
-        expired: messages that were not released because of their expiry, by target.
     """
 
-    parked: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    parked: int = 0
     window: int = 0
     due: int = 0
-    held: Counter[str] = field(default_factory=Counter)
-    dead: Counter[str] = field(default_factory=Counter)
+    held: int = 0
+    dropped: int = 0
+    dead: int = 0
+    expired: int = 0
     latest_ms: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    expired: Counter[str] = field(default_factory=Counter)
 
-    def count(self, counter: str, key: Any, late_ms: int = 0, number: int = 1) -> None:
-        """Count messages; ``key`` is None for a counter that is a number."""
-        if key is None:
-            setattr(self, counter, getattr(self, counter) + number)
-        else:
-            getattr(self, counter)[key] += number
+    def count(self, counter: str, late_ms: int = 0, number: int = 1) -> None:
+        """Count messages."""
+        setattr(self, counter, getattr(self, counter) + number)
         self.latest_ms = max(self.latest_ms, late_ms)
 
     def counts(self) -> dict[str, int]:
         """Return the number of messages by outcome."""
-        return {
-            "parked": self.parked.total(),
-            "window": self.window,
-            "due": self.due,
-            "held": self.held.total(),
-            "dropped": self.dropped.total(),
-            "dead": self.dead.total(),
-            "expired": self.expired.total(),
-        }
+        return {name: getattr(self, name) for name in _OUTCOMES}
 
     @property
     def total(self) -> int:
@@ -75,6 +62,8 @@ class ForwardReport:
 
     def add(self, other: ForwardReport) -> None:
         """Add the numbers of another report."""
-        for name in self.counts():
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.latest_ms = max(self.latest_ms, other.latest_ms)
+        for name, number in other.counts().items():
+            self.count(name, other.latest_ms, number)
+
+
+_OUTCOMES = ("parked", "window", "due", "held", "dropped", "dead", "expired")

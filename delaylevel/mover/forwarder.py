@@ -173,7 +173,7 @@ class Forwarder:
             if reason:
                 error = not_stored(place.topic, reason)
                 raise BatchTooLargeError(str(error)) if reason == BATCH_TOO_LARGE else error
-            report.count(place.counter, place.counted_by, carried.late_ms, carried.count)
+            report.count(place.counter, carried.late_ms, carried.count)
         return bool(found)
 
     def _wait(self, messages: int, size: int) -> None:

@@ -244,5 +244,5 @@ class _ReportedStats(SharedOwnerStats):
 
     def set_aside(self, counted: Collection[tuple[str, str]]) -> None:
         super().set_aside(counted)
-        for counter, key in counted:
-            self._report.count(counter, key)
+        for counter, _ in counted:
+            self._report.count(counter)

@@ -75,7 +75,7 @@ def test_a_mover_delivers_the_others_views_show_all_and_a_replay_refuses_them(
     clock.advance(5 * HOUR)
     mover = world.mover(description, clock)
     report = mover.run_once()
-    assert (report.dead, report.due) == (Counter(REASONS.values()), len(READABLE))
+    assert (report.dead, report.due) == (len(REASONS), len(READABLE))
     assert mover.run_once().total == 0
     assert [message.value for message in world.stored(description.targets[0])] == READABLE
     world.drained(description)
@@ -87,5 +87,5 @@ def test_a_mover_delivers_the_others_views_show_all_and_a_replay_refuses_them(
     replayed = dead_letters.replay(world.plain_client, world.admin, description, lambda _: True)
     answer = list(replayed)
     assert not any(one.done for one in answer)
-    assert Counter(one.reason for one in answer) == report.dead
+    assert Counter(one.reason for one in answer) == Counter(REASONS.values())
     assert letters() == REASONS

@@ -204,8 +204,7 @@ def test_the_loop_leaves_the_attributes_of_a_thread_alone() -> None:
 
 def test_metrics_are_sums_and_an_empty_report_has_no_metrics() -> None:
     assert metrics_of(RelayReport(), 5) == {}
-    report = RelayReport(window=3, due=2, latest_ms=-4000, lag_total_ms=50, lag_max_ms=30)
-    report.dead["x"] += 1
+    report = RelayReport(window=3, due=2, dead=1, latest_ms=-4000, lag_total_ms=50, lag_max_ms=30)
     expected = {"window_total": 3, "due_total": 2, "dead_total": 1}
     expected |= {"lag_seconds_total": 0.05, "lateness_seconds_max": 0}
     found = metrics_of(report, 7)
