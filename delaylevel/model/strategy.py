@@ -39,11 +39,6 @@ class PartitionBy(enum.Enum):
         """The length of one unit."""
         return _UNITS[self][0]
 
-    @property
-    def default_lead(self) -> timedelta:
-        """The lead of this unit by default."""
-        return _UNITS[self][1]
-
 
 # Unit and default lead. The lead covers an outage, and an outage is not longer for longer units: a
 # long lead would only fill the last partition of the next level.
@@ -161,7 +156,7 @@ class PartitionStrategy(BaseModel):
     def default_lead(self) -> timedelta:
         """The lead of the unit by default."""
         by = self.partition_by
-        return by.default_lead if isinstance(by, PartitionBy) else by / 4
+        return _UNITS[by][1] if isinstance(by, PartitionBy) else by / 4
 
     @property
     def effective_lead(self) -> timedelta:
@@ -186,7 +181,6 @@ class Level:
     unit_ms: int
     maximum_ms: int
     lead_ms: int
-    tolerance_ms: int  # for the broker's tick and clocks: 2 s, or a tenth of the unit
     partitions: int
     suffix: str  # of its topic's name after that of the level topic; empty for the coarsest
     name: str
@@ -194,7 +188,8 @@ class Level:
     @property
     def near_due_ms(self) -> int:
         """The longest remaining delay with which a message leaves the level."""
-        return self.unit_ms + self.lead_ms + self.tolerance_ms
+        # With a tolerance for the broker's tick and clocks.
+        return self.unit_ms + self.lead_ms + min(2000, self.unit_ms // 10)
 
     def hand_off_after_ms(self, partition: int) -> int:
         """Return the time from publishing to hand-off for a message in this partition."""
@@ -359,13 +354,11 @@ def as_levels(strategy: Levels | PartitionStrategy | Sequence[PartitionStrategy]
 
 
 def _level(index: int, strategy: PartitionStrategy) -> Level:
-    unit_ms = duration_ms(strategy.unit)
     return Level(
         index=index,
-        unit_ms=unit_ms,
+        unit_ms=duration_ms(strategy.unit),
         maximum_ms=duration_ms(strategy.maximum_delay),
         lead_ms=duration_ms(strategy.effective_lead),
-        tolerance_ms=min(2000, unit_ms // 10),
         partitions=strategy.partitions,
         suffix="" if index == 0 else "-" + strategy.unit_name.lower(),
         name=strategy.unit_name,
