@@ -86,6 +86,7 @@ def key_of(value: object) -> int:
         packed = struct.pack("<q", number)
     except struct.error:
         raise InvalidIdError(f"{number}, which does not fit into 64 bits") from None
+    # Another hash than that of a text with the same bytes.
     digest = blake2b(packed, digest_size=8, person=b"integer")
     return int.from_bytes(digest.digest(), "little") & _POSITIVE
 
@@ -206,6 +207,7 @@ class TopicIds(HandledIds):
         self._client = client
         business = TopicName.parse(topic).without_partition.full
         self._properties = {LISTENER: f"{business}~{subscription}", WRITER: uuid.uuid4().hex}
+        # A record is a batch already.
         self._settings = {**UNLIMITED_SETTINGS, "batching_enabled": False}
         self._settings["send_timeout_millis"] = int(store.timeout_s * 1000)
         self._changed = threading.Condition()
@@ -233,7 +235,7 @@ class TopicIds(HandledIds):
                 SUBSCRIPTION,
                 consumer_type=pulsar.ConsumerType.Failover,
                 initial_position=pulsar.InitialPosition.Earliest,
-                receiver_queue_size=0,
+                receiver_queue_size=0,  # it acknowledges what a reader has read
             )
             self._producer: Any = open_producer(client, self._topic, self._settings)
         self._warning = RepeatedWarning(log, f"handled IDs in {self._topic}")
@@ -425,6 +427,7 @@ class TopicIds(HandledIds):
                 f"{self._topic} holds {f'the handled IDs of {owner}' if owner else 'messages'}: "
                 "give one of them another subscription"
             )
+        # Its own IDs were saved before. Those beyond the capacity by now must not come back.
         mine = self._properties.items() <= properties.items()
         if owner == self._properties[LISTENER] and not mine:
             try:
@@ -436,6 +439,7 @@ class TopicIds(HandledIds):
 
     def _add(self, ids: Ids) -> None:
         with self._lock:
+            # Saved once more, a known ID would take the place of an older one.
             if len(self._handled):
                 ids = ids[~self._handled.are_duplicates(ids, _KEY)]
             self._handled.save_all(ids, _KEY)
@@ -447,7 +451,7 @@ class TopicIds(HandledIds):
 
     def _rewrite(self) -> None:
         """Append everything that is remembered; once that is stored, acknowledge what was read."""
-        read, producer = self._read, self._producer
+        read, producer = self._read, self._producer  # another thread may replace the producer
         if producer is None:
             return  # the topic refuses records: later
         with self._lock:

@@ -69,6 +69,7 @@ def start_listener(
         # A listener without retries gets the dead letters that are replayed.
         retries = {
             "consumer_type": retry_type(listener.subscription_type, level_topic),
+            # Copies are never skipped, wherever a new subscription begins with the messages.
             "initial_position": pulsar.InitialPosition.Earliest,
         }
         messages = {"consumer_type": listener.subscription_type}
@@ -363,7 +364,7 @@ class Listeners:
         """
         until_s = time.monotonic() + self._stop_timeout.total_seconds()
         started, self._started = self._started, []
-        for each in started:
+        for each in started:  # first all of them, so that their handlers end side by side
             each.stop()
         while not _joined(started) and time.monotonic() < until_s and not self._hurry.is_set():
             pass

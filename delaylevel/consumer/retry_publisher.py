@@ -51,6 +51,7 @@ def copy_properties(message: ReceivedMessage, error: str) -> dict[str, str]:
         for name in retries.ATTEMPT_PROPERTIES:
             properties.pop(name, None)
     else:
+        # Its producer has forwarded those of a copy that it had received: they tell nothing here.
         properties = retries.without_retries(properties)
     properties[retries.FAILED_ATTEMPTS] = str(message.attempt)
     properties[retries.REAL_TOPIC] = message.topic
@@ -205,7 +206,7 @@ class RetryPublisher:
                 self.topics.retry.full,
                 enable_delay_level_topic=True,
                 delay_level_topic=description.topic,
-                create_level_topic=False,
+                create_level_topic=False,  # a new one would lack the retry topic as a target
                 **self._options,
                 **options,
             )
@@ -283,7 +284,7 @@ class RetryPublisher:
             fields.properties,
             decision,
             retry_topic=self.topics.retry.full,
-            due_ms=self._clock.now_ms(),
+            due_ms=self._clock.now_ms(),  # a replay hands it on at once
             schema=self._declare(SchemaKey.of(message.raw))[1],
         )
         self._letters.store([(fields, properties)])

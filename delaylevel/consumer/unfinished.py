@@ -74,6 +74,7 @@ class Unfinished:
         if decision.delay is not None:
             due_ms = self._clock.now_ms() + duration_ms(decision.delay)
         with self._changed:
+            # Most listeners never need it.
             if self._threaded and self._thread is None:
                 name = f"delaylevel-failed-{self._listener.name}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -180,7 +181,7 @@ class Unfinished:
         else:
             self._warning.failed(f"{error_name(error)}: {error}")
             pause_s = min(_SHORTEST_PAUSE_S * 2**failed.pauses, _LONGEST_PAUSE_S)
-            failed.pauses = min(failed.pauses + 1, 10)
+            failed.pauses = min(failed.pauses + 1, 10)  # the pause has been the longest for long
             self._wait(failed, time.monotonic() + pause_s)
             return
         try:

@@ -82,6 +82,7 @@ class Subscribed:
         except pulsar.PulsarException as error:
             if error_name(error) not in _PASSING:
                 raise
+            # A broker that restarts must not keep an application from its start.
             self._failed(error)
 
     def get(self) -> Any:
@@ -185,6 +186,7 @@ class Receiver(threading.Thread):
                 continue
             tally.received += 1
             handle(ReceivedMessage(raw, topic, subscription, now_ms()), consumer, self)
+            # They are in memory, and the broker redelivers all of them if this process ends.
             while unfinished.count >= most and not self._stopping.wait(_WAIT_S):
                 pass
 
@@ -377,6 +379,7 @@ class ThreadedListener(RunningListener):
         except BaseException as error:  # of the filter, or of the function for IDs
             failure = error
         finally:
+            # The rest needs none: another call may begin while this thread acknowledges.
             self._tokens.put(None)
         if self.handles_all and failure is None:  # the usual case, without two calls
             tally.handled += 1
@@ -467,6 +470,7 @@ class LoopListener(RunningListener):
             for task in self._tasks:
                 task.cancel()
 
+        # In the thread of the loop, as only that one may touch its tasks.
         if self.running and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(cancel_all)
         super().close_consumers()
@@ -486,6 +490,7 @@ class LoopListener(RunningListener):
         while self._inbox:
             call = self._inbox.popleft()
             key = ""
+            # The broker keeps the order of a key up to here. Tasks would not.
             if self.listener.key_ordered:
                 key = call.message.ordering_key or call.message.key
             if key in self._keys:

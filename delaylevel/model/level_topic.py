@@ -47,6 +47,7 @@ class Spread(NamedTuple):
         if max(now_ms, last_ms) >= self.end_ms:  # the clock may have been set back
             return left, now_ms
         since_ms = max(last_ms, self.begin_ms)
+        # The rest of the backlog in the rest of the time: a late release is made up for.
         count = left * max(now_ms - since_ms, 0) // (self.end_ms - since_ms)
         return count, since_ms + count * (self.end_ms - since_ms) // left
 
@@ -305,6 +306,7 @@ class LevelTopicDescription:
         if not self.targets:
             raise InvalidInputError(f"level topic {self.topic} needs at least one target")
         object.__setattr__(self, "topic", TopicName.parse(self.topic).full)
+        # In one order: the same level topic is always described by the same text.
         names = sorted({TopicName.parse(target).full for target in self.targets})
         object.__setattr__(self, "targets", tuple(names))
 
@@ -383,7 +385,7 @@ class LevelTopicDescription:
     def fixed(self) -> tuple[object, ...]:
         """All that never changes, but for the levels: they may become longer."""
         tracked = self.final_window is FinalWindow.TRACKER
-        windows = self.window_partitions if tracked else None
+        windows = self.window_partitions if tracked else None  # without a window, it means nothing
         return self.mover, self.final_window, self.hold_pause_ms, windows
 
     def check_target(self, target: str) -> None:
@@ -497,6 +499,7 @@ class LevelTopicDescription:
                 pauses=Pauses.from_json(value),
                 reserve=int(value["reserve"]),
             )
+            # Other readers take the names from here. A copy under another name would mislead them.
             found._check_topics(value)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise LevelTopicError(

@@ -247,7 +247,7 @@ class Receipt:
     @classmethod
     def _from_json(cls, data: bytes) -> Receipt:
         value = json.loads(data)
-        if not isinstance(value, dict):
+        if not isinstance(value, dict):  # the checksum proves no author
             raise ValueError("it is not a JSON object")
         own_id, due_ms = value["id"], value["due"]
         stored_at, key = value.get("at", ""), value.get("key", "")

@@ -101,6 +101,7 @@ class Router:
             )
         for least, unit, last, index, parks in self._rules.get(came_from, self._finest):
             if remaining >= least:
+                # The last one also takes what is longer: it is routed again from there.
                 partition = min(remaining // unit - 1, last)
                 decision = parks.get(partition)
                 if decision is None:

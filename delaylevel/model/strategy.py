@@ -227,6 +227,7 @@ class Levels:
                     f"levels must go from coarse to fine: {fine.unit_name} cannot follow "
                     f"{coarse.unit_name}"
                 )
+            # It comes up to one unit and a lead early. What the lead adds takes the last partition.
             if fine.maximum_delay < coarse.unit:
                 raise InvalidStrategyError(
                     f"the level by {fine.unit_name} accepts only {_text(fine.maximum_delay)}, but "
