@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,16 +23,6 @@ from delaylevel.errors import ConfigError, InvalidInputError
 from delaylevel.producer.client import DelayLevelClient
 
 from .listener import CHECKS
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidInputError(f"it is true or false, not {value!r}")
-    return value
-
-
-#: The tables ``[listeners]`` and ``[listeners.NAME]``: options of `Listeners.on`.
-LISTENER_SETTINGS: Mapping[str, Callable[[Any], Any]] = {**CHECKS, "deduplicate": _flag}
 
 
 @dataclass(frozen=True)
@@ -71,7 +61,7 @@ class ApplicationConfig:
         by_name = {
             name: _checked(value, f"[{TABLE}.{name}] in {path}")
             for name, value in listed.items()
-            if isinstance(value, dict) and name not in LISTENER_SETTINGS
+            if isinstance(value, dict) and name not in CHECKS
         }
         common = {name: value for name, value in listed.items() if name not in by_name}
         return cls(loaded, _checked(common, f"[{TABLE}] in {path}"), by_name)
@@ -89,13 +79,13 @@ def _checked(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return settings of listeners from one place, checked."""
     found, wrong = {}, []
     for name, value in values.items():
-        if name not in LISTENER_SETTINGS:
-            close = difflib.get_close_matches(str(name), LISTENER_SETTINGS, 1)
-            known = ", ".join(LISTENER_SETTINGS)
+        if name not in CHECKS:
+            close = difflib.get_close_matches(str(name), CHECKS, 1)
+            known = ", ".join(CHECKS)
             hint = f"did you mean {close[0]}?" if close else f"known are {known}"
             raise ConfigError(f"{name} (from {place}) is not a setting: {hint}")
         try:
-            checked = LISTENER_SETTINGS[name](value)
+            checked = CHECKS[name](value)
             found[name] = value if checked is None else checked  # `retry` may be false
         except InvalidInputError as error:
             wrong.append(f"{name} (from {place}): {error}")

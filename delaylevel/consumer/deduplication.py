@@ -15,8 +15,6 @@ from typing import Any
 
 from delaylevel.errors import InvalidInputError
 
-DEFAULT_CAPACITY = 10_000_000
-
 
 class TopicIdStore:
     """A topic for the handled IDs of one listener, shared by all its processes.
@@ -51,7 +49,7 @@ class Deduplication:
     """
 
     by: Callable[[Any], str | int] | None = None
-    capacity: int = DEFAULT_CAPACITY
+    capacity: int = 10_000_000
     store: TopicIdStore | None = None
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.structures.id_set import Ids
 from delaylevel.topics.members import apply_policies
 
-from .deduplication import Deduplication, TopicIdStore
+from .deduplication import Deduplication
 from .retry import Verdict
 
 log = logging.getLogger(__name__)
@@ -201,15 +201,15 @@ class TopicIds(HandledIds):
         client: Any,
         topic: str,
         subscription: str,
-        store: TopicIdStore,
     ) -> None:
         super().__init__(options)
+        assert options.store is not None
         self._client = client
         business = TopicName.parse(topic).without_partition.full
         self._properties = {LISTENER: f"{business}~{subscription}", WRITER: uuid.uuid4().hex}
         # A record is a batch already.
         self._settings = {**UNLIMITED_SETTINGS, "batching_enabled": False}
-        self._settings["send_timeout_millis"] = int(store.timeout_s * 1000)
+        self._settings["send_timeout_millis"] = int(options.store.timeout_s * 1000)
         self._changed = threading.Condition()
         # In this order: IDs of the next record, with their functions; the number of those in the
         # record that is being sent; IDs that were not confirmed, whose functions were called, as
@@ -470,7 +470,7 @@ def open_ids(options: Deduplication, client: Any, topic: str, subscription: str)
     """Open the handled IDs of a subscription of a business topic, and load the stored ones."""
     if options.store is None:
         return HandledIds(options)
-    return TopicIds(options, client, topic, subscription, options.store)
+    return TopicIds(options, client, topic, subscription)
 
 
 def _nothing() -> None:

@@ -166,11 +166,6 @@ class Listener:
         return TopicName.parse(self.topic).without_partition.full
 
     @property
-    def key_ordered(self) -> bool:
-        """True if messages with the same key are handled one after the other."""
-        return bool(self.subscription_type == ConsumerType.KeyShared)
-
-    @property
     def consumers(self) -> int:
         """Number of consumers of each topic."""
         shared = self.is_coroutine or self.subscription_type == ConsumerType.Shared
@@ -342,8 +337,9 @@ def _consumer_options(options: dict[str, Any]) -> dict[str, Any]:
             close = difflib.get_close_matches(name, [*OWN_OPTIONS, *(known - set(_TAKEN))], 1)
             hint = f"did you mean {close[0]}?" if close else "remove it"
             raise InvalidInputError(f"{name} is not an option of a listener: {hint}")
-    checks = {name: check for name, check in CHECKS.items() if name in options}
-    return {**options, **{name: check(options[name]) for name, check in checks.items()}}
+    return {
+        name: CHECKS[name](value) if name in CHECKS else value for name, value in options.items()
+    }
 
 
 def _queue_size(value: Any) -> int:
@@ -363,11 +359,13 @@ def _position(value: Any) -> Any:
     return value
 
 
-#: The checks of options that a configuration may have too. Each returns a value for the listener.
+#: The checks of the options that the tables ``[listeners]`` and ``[listeners.NAME]`` of a
+#: configuration may have, too. Each returns a value for the listener.
 CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "subscription": _subscription,
     "subscription_type": _subscription_type,
     "retry": _backoff,
+    "deduplicate": _deduplication,
     "concurrency": partial(_count, "concurrency"),
     "initial_position": _position,
     "receiver_queue_size": _queue_size,

@@ -145,14 +145,9 @@ class ReceivedMessage:
         return stable_id(self.raw.topic_name(), position)
 
     @property
-    def failed_attempts(self) -> int:
-        """The number of attempts that failed before this one."""
-        return self.retry_number(retries.FAILED_ATTEMPTS) or 0
-
-    @property
     def attempt(self) -> int:
         """The number of this attempt, from 1."""
-        return self.failed_attempts + 1
+        return (self.retry_number(retries.FAILED_ATTEMPTS) or 0) + 1
 
     @property
     def first_published_ms(self) -> int:

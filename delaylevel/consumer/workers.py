@@ -449,6 +449,7 @@ class LoopListener(RunningListener):
     def __init__(self, *parts: Any, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(*parts)
         self._loop = loop
+        self._key_ordered = self.listener.subscription_type == pulsar.ConsumerType.KeyShared
         self._inbox: deque[_Call] = deque()
         self._woken = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -491,7 +492,7 @@ class LoopListener(RunningListener):
             call = self._inbox.popleft()
             key = ""
             # The broker keeps the order of a key up to here. Tasks would not.
-            if self.listener.key_ordered:
+            if self._key_ordered:
                 key = call.message.ordering_key or call.message.key
             if key in self._keys:
                 self._keys[key].append(call)

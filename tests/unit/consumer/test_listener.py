@@ -13,7 +13,7 @@ import pulsar
 import pytest
 
 from delaylevel.consumer import Backoff, Deduplication, Listener, Listeners, Retry, TopicIdStore
-from delaylevel.consumer.config import LISTENER_SETTINGS, ApplicationConfig
+from delaylevel.consumer.config import CHECKS, ApplicationConfig
 from delaylevel.consumer.listener import listener_of
 from delaylevel.consumer.listeners import Listeners
 from delaylevel.consumer.retry import Backoff
@@ -220,7 +220,7 @@ def test_a_file_has_the_connection_and_the_listeners(write: Write) -> None:
     shared = {"subscription": "shop", "concurrency": 2, "retry": Backoff("10s", "5m")}
     bill = {"concurrency": 8, "subscription_type": pulsar.ConsumerType.KeyShared}
     earliest = pulsar.InitialPosition.Earliest
-    ship = {"retry": Backoff("1d"), "deduplicate": True, "initial_position": earliest}
+    ship = {"retry": Backoff("1d"), "deduplicate": Deduplication(), "initial_position": earliest}
     for name, own in {"other": {}, "bill": bill, "ship": ship}.items():
         assert config.listener(name) == {**shared, **own}
 
@@ -258,7 +258,7 @@ def test_every_setting_of_a_listener_is_an_option_of_a_listener(write: Write) ->
         "initial_position": "latest",
         "receiver_queue_size": 10,
     }
-    assert set(values) == set(LISTENER_SETTINGS)
+    assert set(values) == set(CHECKS)
     lines = (f"{name} = {json.dumps(value)}" for name, value in values.items())
     options = ApplicationConfig.load(write("\n".join(["[listeners]", *lines]))).listener("x")
     found = listener_of(lambda message: None, "orders", "x", options)
