@@ -35,8 +35,7 @@ from delaylevel.model.clock import Clock
 from .listener import Listener, ListenerCounts
 from .message import ReceivedMessage
 from .retry import Verdict, decide
-from .retry_publisher import RetryPublisher
-from .unfinished import Unfinished, left_s
+from .retry_publisher import RetryPublisher, Unfinished, left_s
 
 if TYPE_CHECKING:
     from .handled_ids import HandledIds

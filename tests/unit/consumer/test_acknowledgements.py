@@ -16,11 +16,11 @@ import pulsar
 import pytest
 
 from delaylevel.consumer import Backoff, Deduplication, ReceivedMessage
-from delaylevel.consumer import unfinished as module
+from delaylevel.consumer import retry_publisher as module
 from delaylevel.consumer.handled_ids import HandledIds
 from delaylevel.consumer.listener import listener_of
 from delaylevel.consumer.retry import Decision, Verdict
-from delaylevel.consumer.unfinished import Unfinished
+from delaylevel.consumer.retry_publisher import Unfinished
 from delaylevel.consumer.workers import RunningListener
 from delaylevel.errors import UnsupportedOptionError
 from support.fakes import HandClock
