@@ -75,6 +75,24 @@ class HostLoop(NamedTuple):
     connected: Callable[[], bool] = lambda: False
 
 
+class GrowingPause:
+    """Pauses between attempts: each failure in a row doubles them, up to a limit."""
+
+    def __init__(self, first_s: float = 1.0, longest_s: float = 30.0) -> None:
+        self._first_s = self._next_s = first_s
+        self._longest_s = longest_s
+
+    def next_s(self, longest_s: float | None = None) -> float:
+        """Return the pause after a failure, in s, with a limit of its own if it has one."""
+        pause_s = min(self._next_s, self._longest_s if longest_s is None else longest_s)
+        self._next_s = 2 * pause_s
+        return pause_s
+
+    def reset(self) -> None:
+        """Begin with the first pause again, after a success."""
+        self._next_s = self._first_s
+
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 # The broker would only queue more requests, and each may hold a connection.

@@ -36,7 +36,7 @@ from delaylevel.cluster.failures import (
     result_name,
 )
 from delaylevel.cluster.publisher import build_message, send_checked
-from delaylevel.cluster.threads import HostLoop, is_crowded
+from delaylevel.cluster.threads import GrowingPause, HostLoop, is_crowded
 from delaylevel.model.message import Payload
 
 from .receivers import NO_RECEIVER, OpeningError, Receivers, Refusal
@@ -61,8 +61,8 @@ STALL_S = 5.0
 _SLOW_PATIENCE_S = 30.0
 _SLOW = "it does not answer"
 _SLOW_FAILURES = (_SLOW, "ProducerBusy")
-# Pause after an opening that has failed: the first one, which doubles, and the longest, also if the
-# topic refuses producers.
+# Pauses after openings that have failed: the first one, and the longest, also if the topic refuses
+# producers.
 _OPEN_AGAIN_S, _LONGEST_S, _LONGEST_REFUSED_S = 0.1, 1.0, 30.0
 _LOOK_AGAIN_S = 1.0
 # Number of messages that are passed to the client at a time, if they may wait for that.
@@ -130,7 +130,8 @@ class TargetProducer(Generic[Item]):
         # The reason if the last opening was refused, and whether the pool has still to hear of it.
         self._refusal: str | None = None
         self._is_news = False
-        self._open_at_s, self._open_again_s = 0.0, _OPEN_AGAIN_S
+        self._open_at_s = 0.0
+        self._pause = GrowingPause(_OPEN_AGAIN_S, _LONGEST_S)
         self._core: Any = None
         self._entries = EntryOutcomes()
         self._reports: deque[Callable[[], None]] = deque()  # from other threads
@@ -405,7 +406,7 @@ class TargetProducer(Generic[Item]):
             self._take_failed_opening(opened)
             return
         self._failure = self._refusal = None
-        self._open_again_s = _OPEN_AGAIN_S
+        self._pause.reset()
         state = self.state
         if self._closed or (opened.remembered and state.recalled):
             self._close(opened)  # what is recalled needs a look at the topic
@@ -425,9 +426,8 @@ class TargetProducer(Generic[Item]):
         is_refused = kind is not Refusal.UNAVAILABLE
         self._is_news = is_refused
         self._failure, self._refusal = (None, reason) if is_refused else (reason, None)
-        self._open_at_s = self._now_s() + self._open_again_s
-        longest_s = _LONGEST_REFUSED_S if kind is Refusal.REFUSED else _LONGEST_S
-        self._open_again_s = min(2 * self._open_again_s, longest_s)
+        longest_s = _LONGEST_REFUSED_S if kind is Refusal.REFUSED else None
+        self._open_at_s = self._now_s() + self._pause.next_s(longest_s)
         if kind is Refusal.GONE:
             self.state.gone(reason)
         elif kind is Refusal.REFUSED:

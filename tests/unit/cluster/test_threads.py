@@ -13,7 +13,13 @@ import pytest
 
 from delaylevel.cluster import threads
 from delaylevel.cluster.targets.producer import Opened, TargetProducer
-from delaylevel.cluster.threads import BackgroundWork, HostLoop, in_parallel, stop_on_signals
+from delaylevel.cluster.threads import (
+    BackgroundWork,
+    GrowingPause,
+    HostLoop,
+    in_parallel,
+    stop_on_signals,
+)
 from support.python import python
 
 IN_THREAD = """
@@ -159,3 +165,11 @@ def test_a_process_that_does_not_end_in_time_is_ended(monkeypatch: pytest.Monkey
     os.kill(os.getpid(), signal.SIGTERM)
     assert ended.get(timeout=20) == 1
     assert ended.empty()
+
+
+def test_a_pause_grows_up_to_the_limit_of_its_failure_until_a_success() -> None:
+    pause = GrowingPause(1.0, 5.0)
+    assert [pause.next_s() for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]
+    assert [pause.next_s(30.0), pause.next_s(30.0), pause.next_s()] == [10.0, 20.0, 5.0]
+    pause.reset()
+    assert pause.next_s() == 1.0
