@@ -31,6 +31,7 @@ from delaylevel.cluster.locks import describe_owner
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.threads import GrowingPause
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,
@@ -309,8 +310,8 @@ _LOCAL_FILES = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming"
     ".checkpointing.FileSystemBasedCheckpointFileManager"
 }
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 30.0
+# A query that has run for longer than this has worked.
+_LONG_S = 60.0
 
 # The class of errors for values that an expression cannot convert or compute.
 _DATA_ERROR = "SQLSTATE: 22"
@@ -446,7 +447,7 @@ class SparkSyncJob:
             )
 
     def _run_queries(self, spark: SparkSession, movers: JobMovers) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause = GrowingPause()
         while not self._stop.is_set():
             started = time.monotonic()
             try:
@@ -462,14 +463,13 @@ class SparkSyncJob:
                         raise BrokerError(f"the query failed{cause}") from None
                     raise StepsError(f"the steps failed{cause}") from None
                 movers.failed(f"the query failed{cause}")
-                if time.monotonic() - started > 2 * _LONGEST_PAUSE_S:
-                    pause_s = _FIRST_PAUSE_S
+                if time.monotonic() - started > _LONG_S:
+                    pause.reset()
                 self._warning.failed(
                     f"the query failed{cause}. It starts again from its checkpoint after a pause; "
                     "`delaylevel doctor` tells whether the cluster forbids what it needs"
                 )
-                self._stop.wait(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                self._stop.wait(pause.next_s())
 
     def stop(self) -> None:
         """Request the end of the job after the current batch; safe in a signal handler.

@@ -38,7 +38,7 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.publisher import UNLIMITED_SETTINGS, open_producer
 from delaylevel.cluster.reader import PartitionReader
 from delaylevel.cluster.rules import OURS
-from delaylevel.cluster.threads import in_thread
+from delaylevel.cluster.threads import GrowingPause, in_thread
 from delaylevel.errors import (
     AdminError,
     BrokerError,
@@ -217,7 +217,7 @@ class TopicIds(HandledIds):
         self._waiting: list[tuple[int, Callable[[], object]]] = []
         self._sending = 0
         self._failed: deque[int] = deque(maxlen=options.capacity)
-        self._pause_s = self._retry_s = 0.0
+        self._pause, self._retry_s = GrowingPause(), 0.0
         self._stopped = self._closed = False
         # A client in memory does not wait: IDs are stored in the thread of the handler.
         self._threaded = has_core(client)
@@ -361,15 +361,15 @@ class TopicIds(HandledIds):
                 close_quietly(producer, "producer")
         with self._changed:
             if failure is None:
-                self._pause_s = self._retry_s = 0.0
+                self._pause.reset()
+                self._retry_s = 0.0
             else:
                 # It may be stored or not, so these IDs are sent again. Their messages do not wait
                 # for that: unacknowledged, they would certainly be handled again.
                 sent, self._waiting = [*sent, *self._waiting], []
                 self._failed.extend(key for key, _ in sent)
                 self._sending = 0
-                self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
-                self._retry_s = time.monotonic() + self._pause_s
+                self._retry_s = time.monotonic() + self._pause.next_s()
         if failure is None:
             self._warning.over()
         else:
@@ -391,7 +391,7 @@ class TopicIds(HandledIds):
 
     def _follow(self) -> None:
         """Read the records of other processes, until this log is closed."""
-        pause_s = 0.0
+        pause = GrowingPause()
         while not self._stopped:
             try:
                 try:
@@ -406,16 +406,15 @@ class TopicIds(HandledIds):
                                 self._changed.wait(0.05)
                             continue
                         self._take(message)
-                        pause_s = 0.0
+                        pause.reset()
                         if self._has_many_records():
                             self._rewrite()
                 finally:
                     close_quietly(reader, "reader")
             except Exception as error:
-                pause_s = min(max(1.0, 2 * pause_s), _LONGEST_PAUSE_S)
                 self._warning.failed(f"the IDs of other processes cannot be read: {error}")
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopped, pause_s)
+                    self._changed.wait_for(lambda: self._stopped, pause.next_s())
 
     def _take(self, message: Any, check: bool = False) -> None:
         """Add the IDs of a record to the memory, unless they come from this process."""

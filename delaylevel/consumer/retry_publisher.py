@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -33,6 +33,7 @@ from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.port import SchemaVersion, TopicAdmin
 from delaylevel.cluster.publisher import UNBATCHED_SETTINGS, open_producer
 from delaylevel.cluster.schemas import EncodedSchema, registered_reference
+from delaylevel.cluster.threads import GrowingPause
 from delaylevel.errors import (
     DelayTooLongError,
     InvalidDelayError,
@@ -63,7 +64,6 @@ log = logging.getLogger(__name__)
 _ENDED = frozenset(("AlreadyClosed", "ProducerFenced", "TopicNotFound", "TopicTerminated"))
 # A listener receives no more messages while it has this number of unfinished ones.
 _MOST = 1_000
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
 def copy_properties(message: ReceivedMessage, error: str) -> dict[str, str]:
@@ -181,7 +181,7 @@ class Failed:
     consumer: Any
     decision: Decision
     due_ms: int  # of the next attempt; 0 for a dead letter
-    pauses: int = 0  # before the next try to store it
+    pause: GrowingPause = field(default_factory=GrowingPause)  # before the next try to store it
 
 
 class RetryPublisher:
@@ -567,9 +567,7 @@ class Unfinished:
             end = failed.consumer.negative_acknowledge
         else:
             self._warning.failed(f"{error_name(error)}: {error}")
-            pause_s = min(_SHORTEST_PAUSE_S * 2**failed.pauses, _LONGEST_PAUSE_S)
-            failed.pauses = min(failed.pauses + 1, 10)  # the pause has been the longest for long
-            self._wait(failed, time.monotonic() + pause_s)
+            self._wait(failed, time.monotonic() + failed.pause.next_s())
             return
         try:
             end(failed.message.raw)

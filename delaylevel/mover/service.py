@@ -16,7 +16,7 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import advised
 from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler
-from delaylevel.cluster.threads import in_parallel
+from delaylevel.cluster.threads import GrowingPause, in_parallel
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError, NotFoundError
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.formatting import shell
@@ -113,7 +113,7 @@ class TopicTask:
         self.stats = MoverStats()
         self._warning = RepeatedWarning(log, f"mover of {description.topic}")
         self._postponed: dict[str, float] = {}
-        self._pause_s = _FIRST_PAUSE_S
+        self._pause = GrowingPause(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
     def wake(self) -> None:
         """Begin to serve, or notice the request to stop at once."""
@@ -193,10 +193,10 @@ class TopicTask:
             report = mover.run_once(self.stopping.is_set, LONGEST_PASS_S)
         except Exception:
             if mover.made_progress:
-                self._pause_s = _FIRST_PAUSE_S  # only some partitions fail
+                self._pause.reset()  # only some partitions fail
             raise
         self.description = mover.description
-        self._pause_s = _FIRST_PAUSE_S
+        self._pause.reset()
         self._warning.over()
         self.stats = self.stats.passed(report.counts(), report.latest_ms)
         if mover.behind:
@@ -208,10 +208,7 @@ class TopicTask:
         reason = advised(self.description, error)
         self._warning.failed(reason)
         self.stats = self.stats.failed(reason)
-        longest_s = _LONGEST_PASSING_S if may_pass(error) else _LONGEST_PAUSE_S
-        pause_s = min(self._pause_s, longest_s)
-        self._pause_s = min(2 * pause_s, longest_s)
-        return pause_s
+        return self._pause.next_s(_LONGEST_PASSING_S if may_pass(error) else None)
 
     def _set(self, **values: Any) -> None:
         self.stats = replace(self.stats, **values)

@@ -37,6 +37,7 @@ from delaylevel.cluster.client_parts.cores import (
     not_stored,
     producer_core,
 )
+from delaylevel.cluster.threads import GrowingPause
 
 from .client_calls import (
     Awaited,
@@ -278,7 +279,7 @@ class PartitionProducer:
     def _run(self) -> None:
         """Open the producer and drain the queue; try again while messages wait."""
         self._worker = threading.get_ident()
-        pause_s = _FIRST_PAUSE_S
+        pause = GrowingPause(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         try:
             while True:
                 producer, error = self._attempt()
@@ -290,9 +291,8 @@ class PartitionProducer:
                 ):
                     self._refuse(error)
                     return
-                if not self._pause(pause_s):
+                if not self._pause(pause.next_s()):
                     return
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         except Exception as error:  # each message must end in its callback
             log.exception("a producer for %s could not be opened", self._topic)
             self._refuse(error)
