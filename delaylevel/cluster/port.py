@@ -187,12 +187,6 @@ class TopicAdmin(Protocol):
     def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
         """Return a partition's ledgers, and its number of entries since the broker opened it."""
 
-    def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
-        """Return the number of messages published to each partition since the broker opened it.
-
-        A topic without partitions counts as its own partition; a missing topic has none.
-        """
-
     def topic_exists(self, topic: TopicName) -> bool:
         """Return True if the topic, partitioned or not, or the partition exists; never create it.
 

@@ -22,7 +22,6 @@ from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.envelope import COMPRESSION
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import batch_size, text_of
-from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import PendingRange
 
 from .horizon import Distribution
@@ -64,14 +63,11 @@ def sample(snapshot: PendingSnapshot) -> list[Distribution] | None:
 def _samplers(snapshot: PendingSnapshot) -> list[_RangeSampler]:
     admin, samplers = snapshot.admin, []
     # Messages before entries: a message that is published in between must not raise the mean.
-    messages: dict[TopicName, int] = {}
-    topics = {item.source.name.without_partition for item in snapshot.ranges}
-    for found in in_parallel(admin.messages_in, topics):
-        messages.update(found)
+    stats = in_parallel(lambda item: admin.partition_stats(item.source.name), snapshot.ranges)
     contents = in_parallel(lambda item: admin.contents(item.source.name), snapshot.ranges)
-    for item, (ledgers, added) in zip(snapshot.ranges, contents, strict=True):
+    for item, arrived, (ledgers, added) in zip(snapshot.ranges, stats, contents, strict=True):
         entries = EntryRange(ledgers, item.start, item.end)
-        count = messages.get(item.source.name, 0)
+        count = arrived.messages_in
         # The broker's counters begin when it opens a topic, and may not include all entries.
         per_entry = count / added if count and added and added >= len(entries) else None
         counted = per_entry is not None and added == len(entries)

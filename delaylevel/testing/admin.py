@@ -133,11 +133,6 @@ class MemoryAdmin(TopicAdmin):
         found = self._broker.existing(partition)
         return [LedgerInfo(*each) for each in found.ledgers], len(found.entries)
 
-    def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
-        """Return the number of messages of each partition; nothing if there is no topic."""
-        found = self._broker.existing_partitions(topic)
-        return {item.name: item.messages for item in found}
-
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
         found = self._broker.existing(partition).subscriptions.get(subscription)
         if found is None:

@@ -17,6 +17,7 @@ import pytest
 import urllib3
 
 from delaylevel.cluster.locks import describe_owner
+from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
@@ -246,7 +247,8 @@ class DispatchWorld:
     def messages_in(self, topic: TopicName | str) -> int:
         """Return the number of messages that a topic has received since it was loaded."""
         name = TopicName.parse(topic) if isinstance(topic, str) else topic
-        return sum(self.world.admin.messages_in(name).values())
+        stats = topic_stats(self.world.admin, name) or {}
+        return sum(each.messages_in for each in stats.values())
 
     @property
     def target(self) -> str:

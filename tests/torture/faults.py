@@ -21,6 +21,7 @@ import psutil
 import pulsar
 
 from delaylevel import topics
+from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION
@@ -284,7 +285,8 @@ def _await_silence(scene: Scene, target: str) -> None:
 
     def quiet() -> bool:
         try:
-            count = sum(scene.admin.messages_in(name).values())
+            stats = topic_stats(scene.admin, name) or {}
+            count = sum(each.messages_in for each in stats.values())
         except BrokerError:
             count = 0  # it does not exist
         if not seen or seen[0][1] != count:

@@ -365,28 +365,12 @@ class Admin(TopicAdmin):
         return _partition_stats(self._rest.get(f"{partition.rest_path}/stats", **_STATS))
 
     def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
-        found = self._stats_of_all(topic, _STATS)
-        return {index: _partition_stats(stats) for index, stats in found.items()}
-
-    def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
-        try:
-            reported = self._stats_of_all(topic, {})
-            found = {topic.partition(index): stats for index, stats in reported.items()}
-        except NotFoundError:
-            try:
-                found = {topic: self._rest.get(f"{topic.rest_path}/stats")}
-            except NotFoundError:
-                return {}
-        return {name: int(stats.get("msgInCounter", 0)) for name, stats in found.items() if stats}
-
-    def _stats_of_all(self, topic: TopicName, query: Mapping[str, str]) -> dict[int, Any]:
-        """Return the statistics by partition, without partitions that do not exist."""
-        found: dict[int, Any] = {}
+        found: dict[int, PartitionStats] = {}
         partitions = None
         if time.monotonic() >= self._one_by_one_until_s:
             path = f"{topic.rest_path}/partitioned-stats"
             try:
-                value = self._rest.within(_ALL_S).get(path, perPartition="true", **query)
+                value = self._rest.within(_ALL_S).get(path, perPartition="true", **_STATS)
             except BrokerUnreachableError:
                 self._one_by_one_until_s = time.monotonic() + _ONE_BY_ONE_S
             else:
@@ -394,16 +378,15 @@ class Admin(TopicAdmin):
                 for name, stats in value["partitions"].items():
                     index = TopicName.parse(name).partition_index
                     if index is not None and stats:
-                        found[index] = stats
+                        found[index] = _partition_stats(stats)
         if partitions is None:
             partitions = self.partitioned_metadata(topic).partitions
             if not partitions:
                 raise NotFoundError(f"{topic.full} has no partitions", status=404)
 
-        def ask(index: int) -> Any:
-            path = f"{topic.partition(index).rest_path}/stats"
+        def ask(index: int) -> PartitionStats | None:
             try:
-                return self._rest.within(_ONE_S).get(path, **query)
+                return self.within(_ONE_S).partition_stats(topic.partition(index))
             except NotFoundError:
                 return None
 

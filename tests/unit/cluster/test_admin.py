@@ -364,6 +364,10 @@ def test_the_delay_policy_of_a_namespace_counts_without_policies_of_topics(serve
 # -- statistics of partitions
 
 
+def stats_of(index: int) -> dict[str, Any]:
+    return {"storageSize": 0, "subscriptions": {}, "msgInCounter": index + 1}
+
+
 class Brokers:
     """The answers of brokers to requests for statistics of three partitions.
 
@@ -389,16 +393,16 @@ class Brokers:
         if index in self.gone:
             return reply(404, {"reason": "no such partition"})
         if index is not None:
-            return reply(200, {"msgInCounter": index + 1})
+            return reply(200, stats_of(index))
         left = {0, 1, 2}.difference(self.away, self.gone)
-        found = {TOPIC.partition(each).full: {"msgInCounter": each + 1} for each in left}
+        found = {TOPIC.partition(each).full: stats_of(each) for each in left}
         # The broker names the topic itself if it has the statistics of no partition.
         partitions = 3 if path.endswith("/partitions") else found or {TOPIC.full: {}}
         return reply(200, {"metadata": {"partitions": 3}, "partitions": partitions})
 
-    def messages(self) -> dict[int | None, int]:
-        found = self.admin.messages_in(TOPIC)
-        return {name.partition_index: count for name, count in found.items()}
+    def messages(self) -> dict[int, int]:
+        found = self.admin.partitioned_stats(TOPIC)
+        return {index: stats.messages_in for index, stats in found.items()}
 
 
 @pytest.mark.parametrize(("pause_s", "together"), [(30.0, 1), (0.0, 3)])

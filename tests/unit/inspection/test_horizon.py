@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from delaylevel import topics
 from delaylevel.cli.horizon import horizon_text
-from delaylevel.cluster.port import LedgerInfo
+from delaylevel.cluster.port import LedgerInfo, PartitionStats
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import sampling
 from delaylevel.inspection.horizon import DAY, HOUR, Distribution, Stratum, build
@@ -206,7 +206,9 @@ class Partitions:
             )
             for name, sizes in self._batches.items()
         ]
-        self.admin = SimpleNamespace(messages_in=lambda topic: {}, contents=self._contents)
+        self.admin = SimpleNamespace(
+            partition_stats=lambda name: PartitionStats(0, {}), contents=self._contents
+        )
 
     def _contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
         sizes = self._batches[partition]
