@@ -9,11 +9,11 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from delaylevel.errors import BrokerUnreachableError, ConfigError
 
@@ -36,6 +36,7 @@ TABLE = "listeners"
 # Texts for the types of errors of pydantic, whose own texts name its concepts.
 _TEXTS = {
     "bool": "must be true or false",
+    "greater": "must be at least 1 second",
     "int": "must be a whole number",
     "string": "must be a text",
 }
@@ -135,6 +136,22 @@ DEFAULT_SERVICE_URL = "pulsar://localhost:6650"
 DEFAULT_ADMIN_URL = "http://localhost:8080"
 _CONNECT_TIMEOUT_S = 5.0
 
+
+def _checked_url(value: str, schemes: tuple[str, ...]) -> str:
+    scheme, _, rest = value.partition("://")
+    if scheme not in schemes or not rest.strip("/"):
+        raise ValueError(f"must look like {' or '.join(f'{s}://host:port' for s in schemes)}")
+    if "@" in rest:
+        raise ValueError("must not carry a user or password: use token, token_file or certificates")
+    return value
+
+
+_ServiceUrl = Annotated[
+    str, AfterValidator(lambda url: _checked_url(url, ("pulsar", "pulsar+ssl")))
+]
+_AdminUrl = Annotated[
+    str, AfterValidator(lambda url: _checked_url(url, ("http", "https")).rstrip("/"))
+]
 _PATHS = {"token_file", "tls_trust_certs_file", "tls_certificate_file", "tls_private_key_file"}
 
 
@@ -157,8 +174,8 @@ class Connection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    service_url: str = DEFAULT_SERVICE_URL
-    admin_url: str = DEFAULT_ADMIN_URL
+    service_url: _ServiceUrl = DEFAULT_SERVICE_URL
+    admin_url: _AdminUrl = DEFAULT_ADMIN_URL
     token: SecretStr | None = None
     token_file: Path | None = None
     tls_trust_certs_file: Path | None = None
@@ -166,24 +183,7 @@ class Connection(BaseModel):
     tls_private_key_file: Path | None = None
     tls_allow_insecure: bool = False
     tls_validate_hostname: bool = True
-    operation_timeout_seconds: int = 30
-
-    @field_validator("service_url")
-    @classmethod
-    def _check_service_url(cls, value: str) -> str:
-        return _checked_url(value, ("pulsar", "pulsar+ssl"))
-
-    @field_validator("admin_url")
-    @classmethod
-    def _check_admin_url(cls, value: str) -> str:
-        return _checked_url(value, ("http", "https")).rstrip("/")
-
-    @field_validator("operation_timeout_seconds")
-    @classmethod
-    def _check_timeout(cls, value: int) -> int:
-        if value < 1:
-            raise ValueError("must be at least 1 second")
-        return value
+    operation_timeout_seconds: int = Field(default=30, ge=1)
 
     @classmethod
     def load(
@@ -361,15 +361,6 @@ def require_reachable(connection: Connection) -> None:
         except OSError as error:
             reason = error.strerror or str(error)
     raise BrokerUnreachableError(f"no broker answers at {connection.service_url}: {reason}")
-
-
-def _checked_url(value: str, schemes: tuple[str, ...]) -> str:
-    scheme, _, rest = value.partition("://")
-    if scheme not in schemes or not rest.strip("/"):
-        raise ValueError(f"must look like {' or '.join(f'{s}://host:port' for s in schemes)}")
-    if "@" in rest:
-        raise ValueError("must not carry a user or password: use token, token_file or certificates")
-    return value
 
 
 def _complete_addresses(values: dict[str, Any]) -> None:
