@@ -177,13 +177,8 @@ class OwnProducers(ProducerPool[_Key, Item]):
         if topic == self._dead_letters:
             self._keep()
         settings = {**_BATCHES[batches], **compression_settings(compression)}
-        limits = None
-        if not batches:
-            limits = EntryLimits(
-                settings["batching_max_messages"],
-                settings["batching_max_allowed_size_in_bytes"],
-                by_key=False,
-            )
+        # With single settings, each message is an entry: there is nothing to predict.
+        limits = None if batches == _SINGLE else EntryLimits.of(settings)
         return Opened(open_producer(self._client, topic, settings), entry_limits=limits)
 
 

@@ -81,7 +81,11 @@ class Task:
 
     def end(self) -> None:
         """Call the step no more, and wait for its end unless it is the caller itself."""
-        self._scheduler.remove(self)
+        scheduler = self._scheduler
+        with scheduler.lock:
+            self.removed = True
+            if self.running_in != threading.get_ident():
+                scheduler.ended.wait_for(lambda: self.running_in is None)
 
 
 class _Places:
@@ -194,8 +198,8 @@ class Scheduler:
         self._regular = 2 * places
         self._start_s = -NEVER  # no thread is started before this time
         self._now_s = now_s
-        self._lock = threading.Lock()
-        self._ended = threading.Condition(self._lock)  # a step of a task that is being removed
+        self.lock = threading.Lock()
+        self.ended = threading.Condition(self.lock)  # a step of a task that is being removed
         self._queue = TaskQueue(places)
         self._numbers = count(1)
         self._workers: set[_Worker] = set()
@@ -213,16 +217,9 @@ class Scheduler:
         """
         return Task(step, name, self)
 
-    def remove(self, task: Task) -> None:
-        """Carry out `Task.end`."""
-        with self._lock:
-            task.removed = True
-            if task.running_in != threading.get_ident():
-                self._ended.wait_for(lambda: task.running_in is None)
-
     def close(self) -> None:
         """Call no more steps, and wait for the end of those that are running."""
-        with self._lock:
+        with self.lock:
             self._closed = True
             workers = list(self._workers)
             idle, self._idle, leader = self._idle, [], self._leader
@@ -235,7 +232,7 @@ class Scheduler:
 
     def wake(self, task: Task) -> None:
         """Carry out `Task.wake`."""
-        with self._lock:
+        with self.lock:
             if self._queue.make_ready(task):
                 self._provide(self._now_s())
 
@@ -283,7 +280,7 @@ class Scheduler:
         worker.signal.release()
 
     def _work(self, worker: _Worker) -> None:
-        with self._lock:
+        with self.lock:
             self._coming -= 1
             while not self._closed:
                 now_s = self._now_s()
@@ -296,19 +293,19 @@ class Scheduler:
                     self._latest, self._begun_s = task, now_s
                 # The step may take long: another thread has to come for what else is there to do.
                 self._provide(now_s)
-                self._lock.release()
+                self.lock.release()
                 try:
                     until_s = task.step()
                 except Exception as error:
                     log.error("%s", task.name, exc_info=error)
                     until_s = self._now_s() + _AFTER_ERROR_S
                 finally:
-                    self._lock.acquire()
+                    self.lock.acquire()
                 self._queue.finish(task, until_s, self._now_s())
                 if task is self._latest:
                     self._latest = None
                 if task.removed:
-                    self._ended.notify_all()
+                    self.ended.notify_all()
             self._workers.discard(worker)
 
     def _wait(self, worker: _Worker, now_s: float) -> bool:
@@ -330,11 +327,11 @@ class Scheduler:
             worker.until_s = now_s + _SPARE_S if worker.is_spare else guard_s
             self._idle.append(worker)
         timeout_s = min(max(worker.until_s - now_s, 0.0), threading.TIMEOUT_MAX)
-        self._lock.release()
+        self.lock.release()
         try:
             called = worker.signal.acquire(timeout=timeout_s)
         finally:
-            self._lock.acquire()
+            self.lock.acquire()
         if worker is self._leader:
             self._leader = None
         elif worker in self._idle:

@@ -284,12 +284,8 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         # broker drops those that are stored.
         reports = self.numbered and not look.remembered
         last = producer.last_sequence_id() if reports else -1
-        entries = None
-        if settings["batching_enabled"] and not partitions:
-            # The client chooses the partition of a message without a key.
-            entries = EntryLimits(
-                settings["batching_max_messages"], settings["batching_max_allowed_size_in_bytes"]
-            )
+        # The client chooses the partition of a message without a key.
+        entries = None if partitions else EntryLimits.of(settings)
         shared = key.partition < 0 and partitions > 1
         return Opened(producer, last, limit, entries, shared, look.remembered)
 

@@ -78,7 +78,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby, repeat
@@ -103,6 +103,17 @@ class EntryLimits(NamedTuple):
     messages: int
     size: int
     by_key: bool = True  # each key has an entry of its own in a batch
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> EntryLimits | None:
+        """Return the rule for the settings of a producer; None if it makes no batches."""
+        if not settings["batching_enabled"]:
+            return None
+        return cls(
+            settings["batching_max_messages"],
+            settings["batching_max_allowed_size_in_bytes"],
+            by_key="batching_type" in settings,
+        )
 
 
 class EntryOutcome(dict[Any, Any]):
