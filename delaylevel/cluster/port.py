@@ -94,8 +94,6 @@ class TopicPolicies:
     message_ttl_s: int | None = None  # 0: messages never expire
     delete_while_inactive: bool | None = None  # True: it may be deleted while nobody is connected
     replication_clusters: frozenset[str] | None = None  # including its own
-    # It takes effect later: see `PartitionStats`. `topic_policies()` does not return it.
-    deduplication: bool | None = None
     max_consumers: int | None = None  # readers count, too
     max_consumers_per_subscription: int | None = None
     max_subscriptions: int | None = None  # each reader has one

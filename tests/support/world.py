@@ -24,7 +24,6 @@ import pulsar
 
 from delaylevel import DelayLevelClient, topics
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.rest.http import Rest, options_of
@@ -279,7 +278,7 @@ class RealWorld(World):
     def deduplicate_topic(self, topic: str, on: bool = True) -> None:
         """Turn the deduplication of a topic on or off, and wait for the effect."""
         name = TopicName.parse(topic)
-        self.admin.set_topic_policies(name, TopicPolicies(deduplication=on))
+        self.rest.post(f"{name.rest_path}/deduplicationEnabled", on)
         parts = [TopicName.parse(each) for each in self.plain_client.get_topic_partitions(topic)]
         self.eventually(
             lambda: all(self.admin.partition_stats(each).deduplication is on for each in parts),

@@ -318,8 +318,6 @@ class Admin(TopicAdmin):
             self._rest.post(f"{path}/inactiveTopicPolicies", value)
         if policies.replication_clusters is not None:
             self._rest.post(f"{path}/replication", sorted(policies.replication_clusters))
-        if policies.deduplication is not None:
-            self._rest.post(f"{path}/deduplicationEnabled", policies.deduplication)
         if policies.subscription_types is not None:
             self._rest.post(f"{path}/{_TYPES}", sorted(policies.subscription_types))
         for field, name in _LIMITS.items():
