@@ -173,15 +173,11 @@ class _Worker(threading.Thread):
     """A thread of a scheduler."""
 
     def __init__(self, work: Callable[[_Worker], None], name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self._work = work
+        super().__init__(target=work, args=(self,), name=name, daemon=True)
         self.signal = threading.Lock()  # held while nobody calls the thread
         self.signal.acquire()
         self.until_s = NEVER  # the time at which it wakes up by itself
         self.is_spare = False  # it ends then
-
-    def run(self) -> None:
-        self._work(self)
 
 
 class Scheduler:
