@@ -202,7 +202,9 @@ class Scheduler:
         self._idle: list[_Worker] = []  # without the leader
         self._leader: _Worker | None = None
         self._coming = 0  # threads that were called and have not looked yet
-        self._latest: Task | None = None  # the quick task that has begun last, until it ends
+        # The quick task that has begun last, until it ends. One is enough to know: the grace of all
+        # earlier ones is over before its own.
+        self._latest: Task | None = None
         self._begun_s = -NEVER
         self._closed = False
 

@@ -23,7 +23,8 @@ Starter = Callable[[Callable[[], None]], object]
 # Opening and closing take milliseconds, unless the broker is away.
 _EXIT_S = 2.0
 _CLOSING_S = 5.0
-_running: dict[threading.Thread, float] = {}  # with the monotonic time of the begin of each
+# With the monotonic time of the begin of each, in that order: `is_crowded` reads it from the end.
+_running: dict[threading.Thread, float] = {}
 # Limits of the work that runs: what began in the last second, and all. What takes longer waits for
 # a broker that hangs, and is not to delay the others.
 _MANY, _MOST = 100, 1_000
@@ -38,6 +39,7 @@ def in_thread(work: Callable[[], None]) -> threading.Thread:
         finally:
             _running.pop(thread, None)
 
+    # A daemon: Python would wait for any other one, for as long as a broker hangs.
     thread = threading.Thread(target=run, name="delaylevel-background", daemon=True)
     _running[thread] = time.monotonic()
     try:
@@ -104,6 +106,7 @@ def in_parallel(request: Callable[[Item], Result], items: Collection[Item]) -> l
 
     After an error, which is raised at the end, no further request is made.
     """
+    # Not by an executor of the standard library: it takes no work while the process ends.
     todo = deque(enumerate(items))
     found: dict[int, Result] = {}
     errors: list[BaseException] = []

@@ -177,6 +177,7 @@ class _Reference:
     producers = 0  # the number of those for which the thread keeps it
 
 
+# Not by the number of the thread, which another one may get later.
 class _Thread(threading.local):
     """The present thread, for as long as it keeps its state."""
 

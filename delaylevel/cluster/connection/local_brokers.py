@@ -168,6 +168,7 @@ def marker(directory: Path) -> str:
 
 def command_line(pid: int) -> str:
     """Return the command line of a process; empty if there is no process or it is a zombie."""
+    # Small images have no `ps`, and macOS has no /proc.
     if not Path("/proc/self/stat").exists():
         return _command_line_from_ps(pid)
     limit = time.monotonic() + _EXEC_SECONDS

@@ -201,6 +201,8 @@ class Rest:
                 urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
             tls |= {"cert_file": certificate, "key_file": key}
         self._timeout_s = options.get("timeout_s", 30.0)
+        # A broker may be well and need longer than a hasty caller waits. If that counted as
+        # hanging, the next request for a sign of life could fail too, and everything after it.
         self._is_hasty = False
         self._for_service = options.get("for_service", False)
         # A service asks about many topics at once when it starts: beyond this number, connections
@@ -362,7 +364,8 @@ class Rest:
                     if not self._gives_sign(address):
                         address.no_answer(error)
                         raise
-                    # It lives: it is asked once more, with all the time that it may take.
+                    # It lives: it is asked once more, with all the time that it may take. Reads
+                    # that always take long are not to be sent twice each time.
                     address.slow_until_s = time.monotonic() + _SLOW_S
                     answer = self._once(call, url, whole_s)
             else:

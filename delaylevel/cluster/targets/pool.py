@@ -131,8 +131,11 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         self._name = name  # start of the producers' names, for broker deduplication; empty without
         self._pause_s = pause_s  # for how long a target is left alone after a refusal for a reason
         self._now_s = loop.now_s
+        # A host asks for the load and the age of each target in each round.
         self._by_topic: dict[str, list[TargetProducer[Item]]] = {}
         self._refused: dict[tuple[str, str], tuple[str, float]] = {}
+        # They outlive the producers, which close when they are idle: a confirmation from a ledger
+        # that a target had before needs no look at the target.
         self._receivers: dict[TargetKey, Receivers] = {}
 
     def suspended(self) -> list[TargetKey]:

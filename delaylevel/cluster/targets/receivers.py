@@ -150,6 +150,7 @@ class Receivers:
         connected: Callable[[], bool],
     ) -> None:
         self._admin = admin
+        # Where a last look can serve instead, an interface that hangs must not cost its timeout.
         self._soon = admin.within(_LOOK_S)
         self._topic = topic
         self._partition = partition  # -1 for all
