@@ -33,9 +33,9 @@ import pulsar
 
 from delaylevel.cluster.client_parts import CREATE_PRODUCER
 from delaylevel.cluster.client_parts.cores import (
-    NativeOpening,
     closing_core,
     has_core,
+    open_without_waiting,
     release_state,
 )
 from delaylevel.cluster.failures import TRANSIENT_FAILURES
@@ -228,7 +228,7 @@ class PartitionOpener:
                 done(None, error_of(result))
 
         try:
-            NativeOpening(self._client, topic, settings).start(opened)
+            open_without_waiting(self._client, topic, settings, opened)
         except Exception as error:
             done(None, error)
 

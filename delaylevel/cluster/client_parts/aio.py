@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import _pulsar
 import pulsar
@@ -19,78 +18,56 @@ from .cores import has_core
 ASYNCIO_CREATE_PRODUCER = pulsar.asyncio.Client.create_producer
 
 
-class _ChecksPassedError(Exception):
-    """Signal of a stand-in: the arguments have passed all checks before the first request."""
-
-
 async def check_create_producer(topic: Any, options: dict[str, Any]) -> None:
     """Raise the exception of ``pulsar.asyncio.Client.create_producer`` for wrong arguments."""
     if isinstance(options.get("schema"), pulsar.schema.Schema):
         # The client attaches itself to the schema.
         options = {**options, "schema": copy.copy(options["schema"])}
-    client = SimpleNamespace(_client=SimpleNamespace(create_producer_async_v2=_pass))
-    with contextlib.suppress(_ChecksPassedError):
-        await ASYNCIO_CREATE_PRODUCER(client, topic, **options)
+    # A core that answers at once: its first request comes after all checks.
+    core = SimpleNamespace(create_producer_async_v2=lambda topic, conf, done: done(None))
+    await ASYNCIO_CREATE_PRODUCER(SimpleNamespace(_client=core), topic, **options)
     if not isinstance(topic, str):
         raise TypeError(f"topic must be a str, not {type(topic).__name__}")
-
-
-def _pass(*_: Any) -> NoReturn:
-    raise _ChecksPassedError
 
 
 async def open_producer(client: Any, topic: str, **settings: Any) -> Any:
     """Create a producer as ``pulsar.asyncio.Client.create_producer`` does, and lose none."""
     if not has_core(client):
         return await client.create_producer(topic, **settings)
+    core, is_abandoned = client._client, False
+    created: list[Any] = []
+
+    def close() -> None:
+        for producer in created:
+            producer.close_async(lambda result: None)
+
     # The client's own call forgets a producer whose creation ends after the call was cancelled; it
     # stays connected. If the event loop is closed by then, the process dies.
-    core = _GuardedCore(client._client)
-    try:
-        return await ASYNCIO_CREATE_PRODUCER(SimpleNamespace(_client=core), topic, **settings)
-    except BaseException:
-        core.abandon()
-        raise
-
-
-class _GuardedCore:
-    """The client's native core, for one producer, which is closed if nobody can take it."""
-
-    def __init__(self, core: Any) -> None:
-        self._core = core
-        self._created: Any = None
-        self._abandoned = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
-
-    def create_producer_async_v2(
-        self, topic: str, conf: Any, callback: Callable[[Any], None]
-    ) -> None:
-        """Create a producer; the client's thread calls back with it, or with an error."""
-
-        def created(outcome: Any) -> None:
+    def create(topic: str, conf: Any, callback: Callable[[Any], None]) -> None:
+        def answered(outcome: Any) -> None:
             if isinstance(outcome, _pulsar.Producer):
-                self._created = outcome
+                created.append(outcome)
             # In this order, either this thread or the event loop's sees what the other one wrote.
-            if self._abandoned:
-                self._close()
+            if is_abandoned:
+                close()
                 return
             try:
                 callback(outcome)
             except RuntimeError:  # the event loop is closed
-                self._close()
+                close()
 
-        self._core.create_producer_async_v2(topic, conf, created)
+        schema = settings.get("schema")
+        if schema is not None:  # it has just got the core of `owner`, which reads no schemas
+            schema.attach_client(core)
+        core.create_producer_async_v2(topic, conf, answered)
 
-    def abandon(self) -> None:
-        """Close the producer, now or when it is created."""
-        self._abandoned = True
-        self._close()
-
-    def _close(self) -> None:
-        if self._created is not None:
-            self._created.close_async(lambda result: None)
+    owner = SimpleNamespace(_client=SimpleNamespace(create_producer_async_v2=create))
+    try:
+        return await ASYNCIO_CREATE_PRODUCER(owner, topic, **settings)
+    except BaseException:
+        is_abandoned = True
+        close()
+        raise
 
 
 def plain_producer(producer: pulsar.asyncio.Producer, client: Any) -> Any:

@@ -78,30 +78,21 @@ def service_url(owner: Any) -> str | None:
     return None if info is None else str(info().service_url)
 
 
-class NativeOpening:
-    """One call of ``create_producer`` that was checked, and is made without waiting."""
+def open_without_waiting(
+    client: Any, topic: str, settings: dict[str, Any], done: Callable[[Any, Any], None]
+) -> None:
+    """Open a producer as ``create_producer`` does; ``done`` gets the result and the producer."""
+    core, calls = client._client, list[tuple[Any, ...]]()
+    # The client's Python code takes this for its core, and waits for nothing.
+    stand_in = SimpleNamespace(create_producer=lambda *arguments: calls.append(arguments))
+    producer: Any = CREATE_PRODUCER(SimpleNamespace(_client=stand_in), topic, **settings)
 
-    def __init__(self, client: Any, topic: str, settings: dict[str, Any]) -> None:
-        self._core = client._client
-        self._arguments: tuple[Any, ...] = ()
-        # The client's Python code takes this object for the client and for its core.
-        self._client = self
-        self._producer: Any = CREATE_PRODUCER(self, topic, **settings)
+    def opened(result: Any, native: Any) -> None:
+        if result == pulsar.Result.Ok:
+            producer._producer, producer._client = native, core
+        done(result, producer)
 
-    def create_producer(self, *arguments: Any) -> None:
-        """Keep what the client's Python code gives to the core."""
-        self._arguments = arguments
-
-    def start(self, done: Callable[[Any, Any], None]) -> None:
-        """Open the producer; ``done`` gets the client's result and the producer."""
-        producer, core = self._producer, self._core
-
-        def opened(result: Any, native: Any) -> None:
-            if result == pulsar.Result.Ok:
-                producer._producer, producer._client = native, core
-            done(result, producer)
-
-        core.create_producer_async(*self._arguments, opened)
+    core.create_producer_async(*calls[0], opened)
 
 
 def type_named(name: str) -> Any:
