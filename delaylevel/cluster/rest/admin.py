@@ -225,14 +225,9 @@ class Admin(TopicAdmin):
 
     def topic_exists(self, topic: TopicName) -> bool:
         try:
-            metadata = self.partitioned_metadata(topic)
-        except NotFoundError:
-            return False
-        if metadata.partitions:
-            return True
-        # Brokers before 4.0 also report "0 partitions" for a topic that does not exist.
-        try:
-            self._rest.get(f"{topic.rest_path}/stats")
+            # Brokers before 4.0 also report "0 partitions" for a topic that does not exist.
+            if not self.partitioned_metadata(topic).partitions:
+                self._rest.get(f"{topic.rest_path}/stats")
         except NotFoundError:
             return False
         return True

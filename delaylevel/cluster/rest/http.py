@@ -354,24 +354,16 @@ class Rest:
         if short and not self._lives(address):
             raise urllib3.exceptions.TimeoutError("no answer in time")
         is_slow = time.monotonic() < address.slow_until_s
+        early = short and call.method == "GET" and not is_slow and whole_s > _PATIENCE_S
         try:
-            if short and call.method == "GET" and not is_slow and whole_s > _PATIENCE_S:
-                try:
-                    answer = self._once(call, url, _PATIENCE_S)
-                except urllib3.exceptions.HTTPError as error:
-                    if not _is_timeout(error):
-                        raise
-                    if not self._gives_sign(address):
-                        address.no_answer(error)
-                        raise
-                    # It lives: it is asked once more, with all the time that it may take. Reads
-                    # that always take long are not to be sent twice each time.
-                    address.slow_until_s = time.monotonic() + _SLOW_S
-                    answer = self._once(call, url, whole_s)
-            else:
-                answer = self._once(call, url, whole_s)
+            answer = self._once(call, url, _PATIENCE_S if early else whole_s)
         except urllib3.exceptions.HTTPError as error:
-            if not (self._is_hasty and _is_timeout(error)):
+            if early and _is_timeout(error) and self._gives_sign(address):
+                # It lives: it is asked once more, with all the time that it may take. Reads that
+                # always take long are not to be sent twice each time.
+                address.slow_until_s = time.monotonic() + _SLOW_S
+                return self._ask(call, address, url, whole_s, short=short)
+            if early or not (self._is_hasty and _is_timeout(error)):
                 address.no_answer(error)
             raise
         address.answered()
