@@ -40,16 +40,10 @@ class FailoverClient:
     repeats it, and serves from then on. Any number of threads may use it.
     """
 
-    def __init__(
-        self,
-        open_client: Callable[[str], Any],
-        service_url: str,
-        answers: Callable[..., bool] | None = None,
-    ) -> None:
+    def __init__(self, open_client: Callable[[str], Any], service_url: str) -> None:
         self._open_client = open_client
         self._scheme, _, rest = service_url.partition("://")
         self._hosts = tuple(host.strip() for host in rest.split("/")[0].split(","))
-        self._answers = answers or host_answers
         self._lock = threading.Lock()
         self._present = self._hosts
         self._clients = [open_client(service_url)]
@@ -87,7 +81,7 @@ class FailoverClient:
         with self._lock:
             if self._clients[-1] is not failed:
                 return True  # another thread has done it
-            ask = partial(self._answers, secure=self._scheme == "pulsar+ssl")
+            ask = partial(host_answers, secure=self._scheme == "pulsar+ssl")
             found = in_parallel(ask, self._hosts)
             present = tuple(
                 host for host, answers in zip(self._hosts, found, strict=True) if answers

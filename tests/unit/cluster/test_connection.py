@@ -15,6 +15,7 @@ from typing import Any
 import pulsar
 import pytest
 
+from delaylevel.cluster.connection import failover_client
 from delaylevel.cluster.connection import local_brokers as broker
 from delaylevel.cluster.connection.failover_client import FailoverClient, host_answers
 from delaylevel.cluster.connection.settings import Connection, TokenSource
@@ -214,12 +215,13 @@ class Hosts:
     A client fails like the real one: of two hosts, it needs both.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.hanging: set[str] = set()
         self.urls: list[str] = []
         self.closed: list[str] = []
         self.failure: type[Exception] = pulsar.ConnectError
-        self.client = FailoverClient(self.open, BOTH, self.answers)
+        patch.setattr(failover_client, "host_answers", self.answers)
+        self.client = FailoverClient(self.open, BOTH)
 
     def answers(self, host: str, secure: bool) -> bool:
         assert not secure
@@ -243,8 +245,10 @@ class Hosts:
 
 
 @pytest.mark.parametrize("failure", [pulsar.ConnectError, pulsar.Timeout])
-def test_it_goes_on_with_the_hosts_that_answer(failure: type[Exception]) -> None:
-    hosts = Hosts()
+def test_it_goes_on_with_the_hosts_that_answer(
+    failure: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = Hosts(monkeypatch)
     hosts.failure = failure
     client = hosts.client
     assert client.subscribe("t") == f"t at {BOTH}"
@@ -262,8 +266,8 @@ def test_it_goes_on_with_the_hosts_that_answer(failure: type[Exception]) -> None
     assert hosts.closed == hosts.urls
 
 
-def test_a_failure_that_no_other_host_helps_with_is_raised() -> None:
-    hosts = Hosts()
+def test_a_failure_that_no_other_host_helps_with_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Hosts(monkeypatch)
     hosts.hanging = {"one:6650", "two:6650"}
     with pytest.raises(pulsar.ConnectError):
         hosts.client.subscribe("t")
@@ -273,8 +277,8 @@ def test_a_failure_that_no_other_host_helps_with_is_raised() -> None:
     assert hosts.urls == [BOTH]
 
 
-def test_threads_that_fail_together_open_one_client() -> None:
-    hosts = Hosts()
+def test_threads_that_fail_together_open_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Hosts(monkeypatch)
     hosts.hanging.add("two:6650")
     found: list[str] = []
     threads = [
