@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import platformdirs
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.errors import BrokerUnreachableError, ConfigError
 
 from . import local_brokers
@@ -105,7 +106,7 @@ class TokenSource:
     def __init__(self, read: Callable[[], str | None]) -> None:
         self._read = read
         self._last = read() or ""
-        self._failing = False
+        self._warning = RepeatedWarning(log, "the token")
 
     def __call__(self) -> str:
         """Return the token; empty for none."""
@@ -113,11 +114,9 @@ class TokenSource:
         # in its own thread, where an exception would end the process.
         try:
             self._last = self._read() or ""
-            self._failing = False
+            self._warning.over()
         except Exception as error:
-            if not self._failing:
-                log.warning("%s; using the previous token until it can be read", error)
-            self._failing = True
+            self._warning.failed(f"{error}; using the previous one until it can be read")
         return self._last
 
     def for_client(self) -> pulsar.AuthenticationToken:

@@ -186,7 +186,7 @@ def test_a_briefly_missing_token_file_is_harmless(
     path.unlink()
     assert source() == SECRET
     (said,) = caplog.messages  # one warning, not one for every use
-    assert "is empty; using the previous token" in said
+    assert "is empty; using the previous one" in said
     assert SECRET not in said
     path.write_text("renewed")
     assert source() == "renewed"
