@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from delaylevel.model.formatting import format_duration
 
+from .threads import GrowingPause
+
 if TYPE_CHECKING:
     import pulsar
 
@@ -85,7 +87,7 @@ def _pipe_to_stderr() -> str:
     return f"/dev/fd/{target}"
 
 
-# Pauses between the lines about one failure, in s: the first one, which doubles, and the longest.
+# Pauses between the lines about one failure, in s: the first one, and the longest.
 _PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0
 # A failure that returns within this time belongs to the earlier one.
 _CALM_S = 60.0
@@ -107,6 +109,7 @@ class RepeatedWarning:
         self._failing = self._logged = False  # since the last end
         self._since_s = self._line_s = self._ended_s = float("-inf")
         self._reason, self._count, self._pause_s = "", 0, 0.0
+        self._pause = GrowingPause(_PAUSE_S, _LONGEST_PAUSE_S)
 
     def failed(self, reason: object) -> None:
         """Count a failure, and log it unless that was done a moment ago."""
@@ -115,7 +118,8 @@ class RepeatedWarning:
             # A failure that comes and goes must not fill the log either.
             if not self._failing and now_s >= self._ended_s + _CALM_S:
                 self._since_s, self._line_s = now_s, float("-inf")
-                self._reason, self._count, self._pause_s = text, 0, _PAUSE_S / 2
+                self._reason, self._count = text, 0
+                self._pause.reset()
             self._failing = True
             self._count += 1
             # Another reason is of interest soon, unless it is only a part that changes.
@@ -123,7 +127,7 @@ class RepeatedWarning:
             if now_s < self._line_s + pause_s:
                 return
             self._logged, self._line_s, self._reason = True, now_s, text
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._pause_s = self._pause.next_s()
             more = f" (failure {self._count} in {self._lasted()})" if self._count > 1 else ""
             self._log.warning("%s: %s%s", self._subject, text, more)
 
