@@ -126,6 +126,7 @@ class Admin(TopicAdmin):
         self._rest.close()
 
     def within(self, timeout_s: float) -> Admin:
+        # Not a new client: the copy has the same connections.
         found = copy.copy(self)
         found._rest = self._rest.within(timeout_s)
         return found

@@ -81,6 +81,7 @@ class TargetClients:
         with self._lock:
             clients, self._clients, self._closed = self._clients, [], True
             self._by_target.clear()
+        # Each close waits for its broker, which may hang.
         for client in clients:
             in_background(partial(close_quietly, client, "client"))
 

@@ -331,6 +331,7 @@ class TargetProducer(Generic[Item]):
     @property
     def _hopeless(self) -> str | None:
         """The reason why openings have failed for too long; None while success is likely."""
+        # An old failure says nothing about the first message after it.
         if self._failure is None or self._is_outdated:
             return None
         patience_s = self._patience_s
