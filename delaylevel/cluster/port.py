@@ -60,10 +60,7 @@ class SubscriptionStats:
     type: str = "None"  # if it had no consumer since the broker opened the partition
     durable: bool = True
     consumers: tuple[ClientStats, ...] = ()
-    # Since the broker opened the partition: number of messages delivered, and time of the last
-    # cumulative progress.
-    messages_out: int = 0
-    acknowledged_ms: int | None = None
+    acknowledged_ms: int | None = None  # last cumulative progress since the broker opened it
 
 
 @dataclass(frozen=True)

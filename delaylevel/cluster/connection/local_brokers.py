@@ -97,7 +97,10 @@ def load_instance(directory: Path) -> SavedInstance | None:
 
 def save_instance(directory: Path, saved: SavedInstance) -> None:
     """Replace the saved state atomically, readable only by this user: it may contain secrets."""
-    _replace(directory / _FILE, json.dumps(asdict(saved), indent=2))
+    scratch = directory / f"{_FILE}.new"
+    scratch.touch(mode=0o600)
+    scratch.write_text(json.dumps(asdict(saved), indent=2), encoding="utf-8")
+    scratch.replace(directory / _FILE)
 
 
 def load_version(directory: Path) -> str | None:
@@ -112,13 +115,8 @@ def save_version(directory: Path, version: str) -> None:
     """Replace the version of the server atomically."""
     path = directory / _VERSION_FILE
     path.parent.mkdir(exist_ok=True)
-    _replace(path, f"{version}\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    scratch = path.with_name(f"{path.name}.new")
-    scratch.touch(mode=0o600)
-    scratch.write_text(text, encoding="utf-8")
+    scratch = path.with_suffix(".new")
+    scratch.write_text(f"{version}\n", encoding="utf-8")
     scratch.replace(path)
 
 

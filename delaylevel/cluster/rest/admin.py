@@ -514,7 +514,6 @@ def _partition_stats(value: Mapping[str, Any]) -> PartitionStats:
                 )
                 for consumer in item.get("consumers") or ()
             ),
-            messages_out=item.get("msgOutCounter", 0),
             acknowledged_ms=item.get("lastMarkDeleteAdvancedTimestamp") or None,
         )
     return PartitionStats(

@@ -193,8 +193,8 @@ def test_slow_handlers_make_no_queue_grow(
     world.eventually(lambda: stats.counts().in_progress == 5, "all calls")
 
     def delivered() -> int:
-        found = world.admin.partition_stats(world.name("orders")).subscriptions["billing"]
-        return int(found.messages_out)
+        found = world.rest.get(f"{world.name('orders').rest_path}/stats")["subscriptions"]
+        return int(found["billing"]["msgOutCounter"])
 
     # The queue, what is being handled, one that a thread has received, and the next permits.
     world.eventually(lambda: delivered() >= 20, "a full queue")
