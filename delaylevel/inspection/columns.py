@@ -104,14 +104,6 @@ def schema_of(names: Iterable[str]) -> pa.Schema:
     )
 
 
-def nullable_schema_of(names: Iterable[str]) -> pa.Schema:
-    """Return the schema of some columns in which every value may be null."""
-    kinds = ((name, _COLUMNS[name].kind) for name in names)
-    return pa.schema(
-        [(name, pa.map_(_TEXT, _TEXT) if kind is _PROPERTIES else kind) for name, kind in kinds]
-    )
-
-
 def to_record_batch(
     messages: Sequence[ParkedMessage],
     source: SourcePartition,

@@ -17,7 +17,7 @@ from delaylevel.model.message import ParkedMessage, RawMessage, parked_message
 from delaylevel.model.position import SourcePartition
 from delaylevel.topics.scan import PendingRange
 
-from .columns import in_chunks, nullable_schema_of, to_record_batch
+from .columns import in_chunks, schema_of, to_record_batch
 from .horizon import place_of
 from .snapshot import PendingSnapshot, own_topic
 
@@ -27,7 +27,7 @@ from .selection import Selection, Tell, read_in_parallel
 
 ROWS_PER_BATCH = 4000
 BYTES_PER_BATCH = 4 * 1024 * 1024
-SCHEMA = nullable_schema_of(
+SCHEMA = schema_of(
     (
         *("due_ms", "target", "id", "key", "ordering_key", "event_ms", "publish_ms", "delay_ms"),
         *("size", "properties", "value", "place", "role", "level", "partition", "level_topic"),
@@ -87,7 +87,7 @@ def read_rows(
         raise InvalidInputError(
             f"there is no column {', '.join(sorted(unknown))}; there are {', '.join(SCHEMA.names)}"
         )
-    schema = nullable_schema_of(name for name in SCHEMA.names if name in wanted)
+    schema = schema_of(name for name in SCHEMA.names if name in wanted)
 
     def batches(item: PendingRange) -> Iterator[pa.RecordBatch]:
         constants = {"place": place_of(snapshot.description, item.source)}

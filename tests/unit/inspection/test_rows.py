@@ -16,7 +16,6 @@ from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.inspection.columns import (
     LATEST_MS,
     in_chunks,
-    nullable_schema_of,
     schema_of,
     to_record_batch,
 )
@@ -419,8 +418,7 @@ MESSAGES = [
 ]
 
 
-@pytest.mark.parametrize("schema_of", [schema_of, nullable_schema_of])
-def test_missing_values_are_null(schema_of: Any) -> None:
+def test_missing_values_are_null() -> None:
     own_id = "public/default/orders-delay-level-partition-3:7:0:-1"
     rows: dict[str, list[Any]] = {
         "due_ms": [None, DUE, None],
