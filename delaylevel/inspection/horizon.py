@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
+from delaylevel.model.envelope import TARGET
 from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import SourcePartition
 from delaylevel.topics.scan import PendingRange, Window
-
-from .snapshot import Observation
 
 _MARGIN = 500
 
@@ -58,11 +58,13 @@ class Distribution:
     """The distribution of due times in some partitions, sampled or counted.
 
     Attributes:
+        own: the topic in which they wait, which is the target of those that name none.
         damaged: number of messages whose due time cannot be read; no other count includes them.
         last_due_ms: the last due time; None if there is no message.
         counted: number of messages by due time, from :meth:`count`.
     """
 
+    own: str = ""
     strata: list[Stratum] = field(default_factory=list)
     damaged: float = 0.0
     looked_at: int = 0
@@ -70,7 +72,9 @@ class Distribution:
     last_due_ms: int | None = None
     counted: Counter[int] = field(default_factory=Counter)
 
-    def add(self, messages: Iterable[Observation], weight: float = 1.0, spread_ms: int = 0) -> None:
+    def add(
+        self, messages: Iterable[ParkedMessage], weight: float = 1.0, spread_ms: int = 0
+    ) -> None:
         """Add sampled messages as a stratum; for the arguments see :class:`Stratum`.
 
         With a negative weight, they are sampled cancellations: the messages that these name are due
@@ -80,7 +84,7 @@ class Distribution:
         if dues:
             self.strata.append(Stratum(dues, weight, spread_ms))
 
-    def count(self, messages: Iterable[Observation], edges_ms: Sequence[int]) -> None:
+    def count(self, messages: Iterable[ParkedMessage], edges_ms: Sequence[int]) -> None:
         """Add messages in constant memory.
 
         Args:
@@ -114,16 +118,17 @@ class Distribution:
         return sum(stratum.before(time_ms) for stratum in self.strata) + counted
 
     def _note(
-        self, messages: Iterable[Observation], weight: float = 1.0, spread_ms: int = 0
+        self, messages: Iterable[ParkedMessage], weight: float = 1.0, spread_ms: int = 0
     ) -> list[int]:
         """Take note of messages, and return their due times."""
         dues = []
         for message in messages:
-            if message.due_ms is None:
+            if (due_ms := message.due_ms) is None:
                 self.damaged += weight
             else:
-                dues.append(message.due_ms)
-                self.targets[message.target] = self.targets.get(message.target, 0.0) + weight
+                dues.append(due_ms)
+                target = message.properties.get(TARGET) or self.own
+                self.targets[target] = self.targets.get(target, 0.0) + weight
         if dues and weight > 0:
             self._reach(max(dues) + max(0, spread_ms))
         return dues

@@ -149,9 +149,9 @@ class Inspector:
         complete = without_cancelled(snapshot, self._tell)
 
         def read(item: PendingRange) -> Iterator[tuple[PendingRange, Distribution]]:
-            counted, own = Distribution(), own_topic(item.source)
+            counted = Distribution(own_topic(item.source))
             with closing(complete.read(item)) as messages:
-                while found := [observe(one, own) for one in islice(messages, CHUNK)]:
+                while found := list(map(observe, islice(messages, CHUNK))):
                     self._tell(len(found))
                     counted.looked_at += len(found)
                     counted.count(complete.select(item.source, found), edges_ms)

@@ -14,18 +14,17 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 from delaylevel.cluster.reader import EntryRange, choose_places
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.envelope import COMPRESSION
 from delaylevel.model.level_topic import Role
-from delaylevel.model.message import batch_size, text_of
+from delaylevel.model.message import ParkedMessage, batch_size
 from delaylevel.topics.scan import PendingRange
 
 from .horizon import Distribution
-from .snapshot import Observation, PendingSnapshot, observe, own_topic
+from .snapshot import PendingSnapshot, observe, own_topic
 
 # Number of sampled entries in all partitions together, and the largest number in one.
 _ENTRIES = 110
@@ -88,8 +87,8 @@ class _EntrySample:
     per_entry: float
     read: int
     size: float
-    pending: list[Observation]
-    cancelling: list[Observation]
+    pending: list[ParkedMessage]
+    cancelling: list[ParkedMessage]
 
 
 class _RangeSampler:
@@ -133,22 +132,20 @@ class _RangeSampler:
         """Sample an entry, or several small ones; skip entries that no longer exist."""
         if number >= len(self._entries):
             return
-        source, own = self._item.source, own_topic(self._item.source)
-        found: list[Observation] = []
-        first: Any = None
+        source = self._item.source
+        found: list[ParkedMessage] = []
         size = 0
         stored = 0.0
         start = self._entries.position(number)
         with closing(self._snapshot.read(self._item, start, self._queue)) as messages:
             for one in messages:
-                if first is None:
-                    first = one[0]
-                    size = max(1, batch_size(first.message_id()))
-                found.append(observe(one, own))
-                stored += _stored_bytes(one[0], found[-1])
+                if not found:
+                    size = max(1, batch_size(one[0].message_id()))
+                found.append(observe(one))
+                stored += _stored_bytes(found[-1], len(one[0].data()))
                 if len(found) >= max(self._least, min(size, _MOST_MESSAGES)):
                     break
-        if first is None:
+        if not found:
             return
         # Of the last entry, only a part may have been read.
         entries = len({(one.ledger, one.entry) for one in found})
@@ -158,7 +155,7 @@ class _RangeSampler:
         self._samples.append(
             _EntrySample(
                 number,
-                first.publish_timestamp(),
+                found[0].publish_ms,
                 per_entry,
                 len(found),
                 0.0 if compressed else stored / len(found),
@@ -170,7 +167,8 @@ class _RangeSampler:
     def estimate(self) -> Distribution:
         """Return the distribution in which each sample represents the entries up to the next."""
         samples = sorted(self._samples, key=lambda one: one.number)
-        result = Distribution(looked_at=sum(one.read for one in samples))
+        result = Distribution(own_topic(self._item.source))
+        result.looked_at = sum(one.read for one in samples)
         if not samples:
             return result
         # The first and the last entry have other numbers of messages than most.
@@ -207,10 +205,10 @@ class _RangeSampler:
         return entries * (self._per_entry or sum(one.per_entry for one in samples) / len(samples))
 
 
-def _stored_bytes(message: Any, seen: Observation) -> float:
+def _stored_bytes(message: ParkedMessage, payload: int) -> float:
     """Return the approximate number of bytes of an uncompressed message in an entry."""
-    texts = [seen.key, text_of(message.ordering_key), *seen.properties, *seen.properties.values()]
+    properties = message.properties
+    texts = [message.key, message.ordering_key, *properties, *properties.values()]
     encoded = sum(len(text.encode("utf-8", "replace")) for text in texts)
-    properties = _PROPERTY_BYTES * len(seen.properties)
-    event_time = _EVENT_TIME_BYTES if message.event_timestamp() else 0
-    return _MESSAGE_BYTES + properties + encoded + event_time + len(message.data())
+    event_time = _EVENT_TIME_BYTES if message.event_ms else 0
+    return _MESSAGE_BYTES + _PROPERTY_BYTES * len(properties) + encoded + event_time + payload

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TypeVar
 
 from delaylevel.cluster.threads import in_thread
-from delaylevel.model.envelope import ID
+from delaylevel.model.envelope import ID, TARGET
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import properties_of
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window
@@ -134,9 +134,12 @@ def without_cancelled(snapshot: PendingSnapshot, tell: Tell) -> PendingSnapshot:
             while chunk := list(islice(messages, CHUNK)):
                 tell(len(chunk))
                 records = [one for one in chunk if is_cancellation(properties_of(one[0]))]
-                found = snapshot.cancelling(item.source, [observe(one, own) for one in records])
+                named = snapshot.cancelling(item.source, list(map(observe, records)))
                 yield [
-                    name_of(one.target, one.properties[ID], one.due_ms, one.key) for one in found
+                    name_of(
+                        one.properties.get(TARGET) or own, one.properties[ID], one.due_ms, one.key
+                    )
+                    for one in named
                 ]
 
     # Held messages cannot be cancelled.

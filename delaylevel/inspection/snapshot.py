@@ -12,13 +12,12 @@ are: the dispatcher will find it. Held messages cannot be cancelled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, pairwise
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
@@ -31,12 +30,11 @@ from delaylevel.model.envelope import (
     KIND,
     TARGET,
     Envelope,
-    due_of,
     is_control,
 )
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.message import ParkedMessage, RawMessage, properties_of, text_of
-from delaylevel.model.position import EARLIEST, Position, SourcePartition, stable_id
+from delaylevel.model.message import ParkedMessage, RawMessage, parked_message
+from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.members import metadata_of
 from delaylevel.topics.scan import (
@@ -56,25 +54,8 @@ if TYPE_CHECKING:
 # -- messages, and those that are cancelled
 
 
-class Observation(NamedTuple):
-    """The facts about a message that decide when, where and for whom it is pending.
-
-    Attributes:
-        ledger, entry, batch: its position; batch is -1 for an unbatched entry.
-        due_ms: of a cancellation, that of the message that it names; None if it is unreadable.
-    """
-
-    ledger: int
-    entry: int
-    batch: int
-    due_ms: int | None
-    target: str
-    key: str
-    properties: Mapping[str, str]
-
-
 #: Messages of a partition, or cancellations.
-Messages: TypeAlias = Sequence[Observation | ParkedMessage]
+Messages: TypeAlias = Sequence[ParkedMessage]
 #: Tells which messages of a partition are not done with. It can be pickled, and threads share it.
 StoredRule: TypeAlias = Callable[[Messages], list[bool]]
 
@@ -82,6 +63,17 @@ StoredRule: TypeAlias = Callable[[Messages], list[bool]]
 def is_cancellation(properties: Mapping[str, str]) -> bool:
     """Return True for the properties of a cancellation, which is not a message."""
     return properties.get(KIND) == CANCEL
+
+
+def message_named_by(cancellation: ParkedMessage) -> ParkedMessage | None:
+    """Return what a cancellation says of its message; None if it cannot be read."""
+    try:
+        Envelope.read(cancellation.properties)
+    except EnvelopeError:
+        return None
+    # It has the target, ID, due time and key of its message, which is no control record.
+    named = {name: text for name, text in cancellation.properties.items() if name != KIND}
+    return cancellation._replace(properties=named)
 
 
 def name_of(target: str, message_id: str, due_ms: int | None, key: str) -> int:
@@ -94,16 +86,9 @@ def own_topic(source: SourcePartition) -> str:
     return source.name.without_partition.full
 
 
-def observe(found: RawMessage, own: str) -> Observation:
-    """Return the facts about a message; ``own`` is the topic in which it waits."""
-    message, ledger, entry, batch = found
-    properties = properties_of(message)
-    due_ms = due_of(properties)
-    if is_cancellation(properties):
-        with suppress(EnvelopeError):
-            due_ms = Envelope.read(properties).due_ms
-    key = text_of(message.partition_key)
-    return Observation(ledger, entry, batch, due_ms, properties.get(TARGET) or own, key, properties)
+def observe(found: RawMessage) -> ParkedMessage:
+    """Return a message without its payload: thousands are kept at a time."""
+    return parked_message(*found)._replace(value=None)
 
 
 @dataclass(frozen=True)
@@ -140,13 +125,10 @@ class PartitionRule:
             for here, message in zip(found, messages, strict=True)
         ]
 
-    def _is_cancelled(self, own: str, message: Observation | ParkedMessage) -> bool:
+    def _is_cancelled(self, own: str, message: ParkedMessage) -> bool:
         properties = message.properties
         target = properties.get(TARGET) or own
-        own_id = properties.get(ID)
-        if not own_id:
-            at = Position(message.ledger, message.entry, message.batch)
-            own_id = stable_id(self.source.topic, at)
+        own_id = properties.get(ID) or message.stable_id(self.source.topic)
         attempt = properties.get(ATTEMPT, "0")
         key = message.key or ""
         name = name_of(target, own_id, message.due_ms, key)
@@ -280,59 +262,48 @@ def _live_window(
     missing = [index for index in range(description.window_partitions) if index not in answers]
     found = others(missing) if missing else WindowContents()
     for index, answer in sorted(answers.items()):
-        known = _Known.of(index, answer)
-        found.rules[index] = known.stored
         source = _source(description, index)
-        after = Position(*known.read_to).next
-        for first, end in known.clusters():
+        named = frozenset(
+            (ledger, entry, batch)
+            for _, partition, ledger, entry, batch, _ in answer["rows"]
+            if partition == index
+        )
+        ledger, entry, batch = answer["read_to"][str(index)] or (EARLIEST.ledger, EARLIEST.entry, 0)
+        found.rules[index] = partial(_named_or_unread, named=named, read_to=(ledger, entry, batch))
+        after = Position(ledger, entry, batch).next
+        for first, end in _clusters(named):
             found.ranges.append(PendingRange(source, first, min(end, after)))
         start = max(pending_start(admin, source.name), after)
         found.ranges += _published_since(admin, source, start, None)
     return found
 
 
-class _Known(NamedTuple):
-    """The pending messages of one window partition.
+#: Ledger, entry, and the index in a batch; 0 without one.
+_Place: TypeAlias = tuple[int, int, int]
 
-    Attributes:
-        read_to: position of the last message that the dispatcher has read; the rest is pending.
-    """
 
-    positions: frozenset[tuple[int, int, int]]
-    read_to: tuple[int, int, int]
+def _named_or_unread(messages: Messages, named: Collection[_Place], read_to: _Place) -> list[bool]:
+    """Return which messages a dispatcher names, or has not read: its last one is ``read_to``."""
+    places = [(each.ledger, each.entry, max(each.batch, 0)) for each in messages]
+    return [place in named or place > read_to for place in places]
 
-    @classmethod
-    def of(cls, index: int, answer: Mapping[str, Any]) -> _Known:
-        """Return what the answer of a dispatcher says about a partition."""
-        place = answer["read_to"][str(index)] or (EARLIEST.ledger, EARLIEST.entry, 0)
-        found = frozenset(
-            (ledger, entry, batch)
-            for _, partition, ledger, entry, batch, _ in answer["rows"]
-            if partition == index
-        )
-        return cls(found, (place[0], place[1], place[2]))
 
-    def stored(self, messages: Messages) -> list[bool]:
-        """Return which messages are not done with."""
-        places = [(each.ledger, each.entry, max(each.batch, 0)) for each in messages]
-        return [place in self.positions or place > self.read_to for place in places]
-
-    def clusters(self) -> list[tuple[Position, Position]]:
-        """Return ranges of entries with all positions; the largest gaps are between them."""
-        entries = sorted({(ledger, entry) for ledger, entry, _ in self.positions})
-        if not entries:
-            return []
-        gaps = [
-            (after[1] - before[1] if after[0] == before[0] else _GAP_ENTRIES + 1, number)
-            for number, (before, after) in enumerate(pairwise(entries), 1)
-        ]
-        wide = sorted((gap for gap in gaps if gap[0] > _GAP_ENTRIES), reverse=True)[: _RANGES - 1]
-        starts = [0, *sorted(number for _, number in wide)]
-        ends = [*starts[1:], len(entries)]
-        return [
-            (Position(*entries[first]), Position(*entries[last - 1]).next_entry)
-            for first, last in zip(starts, ends, strict=True)
-        ]
+def _clusters(named: Collection[_Place]) -> list[tuple[Position, Position]]:
+    """Return ranges of entries with all places; the largest gaps are between them."""
+    entries = sorted({(ledger, entry) for ledger, entry, _ in named})
+    if not entries:
+        return []
+    gaps = [
+        (after[1] - before[1] if after[0] == before[0] else _GAP_ENTRIES + 1, number)
+        for number, (before, after) in enumerate(pairwise(entries), 1)
+    ]
+    wide = sorted((gap for gap in gaps if gap[0] > _GAP_ENTRIES), reverse=True)[: _RANGES - 1]
+    starts = [0, *sorted(number for _, number in wide)]
+    ends = [*starts[1:], len(entries)]
+    return [
+        (Position(*entries[first]), Position(*entries[last - 1]).next_entry)
+        for first, last in zip(starts, ends, strict=True)
+    ]
 
 
 def _source(description: LevelTopicDescription, index: int) -> SourcePartition:
@@ -389,22 +360,26 @@ class PendingSnapshot:
         not_done = rules[source.partition] if source.role is Role.WINDOW else None
         return PartitionRule(self.description, source, not_done, journals, self.parked)
 
-    def cancelling(
-        self, source: SourcePartition, found: Sequence[Observation]
-    ) -> list[Observation]:
-        """Return the observed cancellations that are pending, for the requested target."""
+    def cancelling(self, source: SourcePartition, found: Messages) -> list[ParkedMessage]:
+        """Return the messages that pending cancellations name, for the requested target."""
         if not self.description.cancellable or source.role is Role.HELD:
             return []
-        chosen = [
-            one for one in found if one.due_ms is not None and is_cancellation(one.properties)
-        ]
-        pending = compress(chosen, self.rule(source).stored(chosen)) if chosen else ()
-        return [one for one in pending if self.target in (None, one.target)]
+        records = [one for one in found if is_cancellation(one.properties)]
+        pending = compress(records, self.rule(source).stored(records)) if records else ()
+        named = filter(None, map(message_named_by, pending))
+        return self._for_target(source, named)
 
-    def select(self, source: SourcePartition, found: Sequence[Observation]) -> list[Observation]:
-        """Return the observed messages that are pending, and are for the requested target."""
-        pending = compress(found, self.rule(source).pending(found))
-        return [one for one in pending if self.target in (None, one.target)]
+    def select(self, source: SourcePartition, found: Messages) -> list[ParkedMessage]:
+        """Return the messages that are pending, and are for the requested target."""
+        return self._for_target(source, compress(found, self.rule(source).pending(found)))
+
+    def _for_target(
+        self, source: SourcePartition, messages: Iterable[ParkedMessage]
+    ) -> list[ParkedMessage]:
+        if self.target is None:
+            return list(messages)
+        own = own_topic(source)
+        return [one for one in messages if (one.properties.get(TARGET) or own) == self.target]
 
 
 def take_snapshot(

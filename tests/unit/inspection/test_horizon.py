@@ -20,10 +20,9 @@ from delaylevel.cluster.port import LedgerInfo, PartitionStats
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import sampling
 from delaylevel.inspection.horizon import DAY, HOUR, Distribution, Stratum, build
-from delaylevel.inspection.snapshot import Observation
 from delaylevel.model.envelope import DUE, TARGET
 from delaylevel.model.level_topic import Role
-from delaylevel.model.message import RawMessage
+from delaylevel.model.message import ParkedMessage, RawMessage
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.topic_name import TopicName
 from support.pending_commands import pending_commands
@@ -35,8 +34,10 @@ times = st.integers(NOW - 1000, NOW + 1000)
 
 @given(st.lists(times, max_size=20), st.integers(0, 300), times)
 def test_a_sample_spreads_each_due_time_evenly(dues: list[int], spread: int, at: int) -> None:
-    found = Distribution()
-    found.add([Observation(0, 0, 0, due, "orders", "", {}) for due in dues], 2.0, spread)
+    found = Distribution("orders")
+    properties = [{DUE: str(due)} for due in dues]
+    messages = [ParkedMessage(0, 0, -1, 0, "", "", 0, each, None) for each in properties]
+    found.add(messages, 2.0, spread)
     # The share of (due, due + spread) that is before the time.
     parts = [min(max((at - due) / spread, 0.0), 1.0) if spread else float(due < at) for due in dues]
     assert found.before(at) == pytest.approx(2 * sum(parts), abs=1e-6)
@@ -106,7 +107,7 @@ def test_five_levels_and_long_names_fit_80_columns(messages: int, exact: bool) -
     parts = ["YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "window", "held"]
     found_in = {part: Distribution() for part in parts[:2]}
     for part in parts[2:]:
-        found_in[part] = Distribution([Stratum([NOW + DAY], messages)])
+        found_in[part] = Distribution(strata=[Stratum([NOW + DAY], messages)])
     found_in[parts[0]].targets = {
         f"persistent://public/default/{'t' * 99}{n}": messages for n in range(2)
     }
