@@ -144,7 +144,7 @@ def status(settings: Settings, topic: str, output: str) -> None:
         "function": deployment.function_name(described),
         "level_topic": described.topic,
         "running": f"{at.running} of {len(at.instances)}",
-        "backlog_entries": at.level.backlog_entries,
+        "backlog_entries": at.level.entries(Role.LEVEL),
         "next_hand_off_ms": at.level.next_hand_off_ms,
         "behind_ms": at.level.behind_ms or None,
         "held_entries": at.level.entries(Role.HELD),

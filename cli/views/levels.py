@@ -174,8 +174,8 @@ def status_view(admin: TopicAdmin, at: LevelTopicStatus) -> dict[str, Any]:
         "window_entries": at.tracked_entries(Role.WINDOW),
         "log_entries": at.tracked_entries(Role.JOURNAL),
         "outcome_entries": at.tracked_entries(Role.OUTCOMES),
-        "dispatchers": list(at.dispatchers),
-        "consumers": list(at.consumers),
+        "dispatchers": list(at.consumers(Role.WINDOW)),
+        "consumers": list(at.consumers(Role.LEVEL)),
         "problem": f"{len(problems)}: {problems[0]}" if problems else None,
         "problems": problems,
     }

@@ -643,7 +643,7 @@ _SLOW_RANGES = 50_000
 def mover(context: LevelTopicContext) -> Found:
     """Check that every partition of the levels and the held topic has a mover."""
     description = context.description
-    yield ", ".join(context.status.consumers[:3])
+    yield ", ".join(context.status.consumers(Role.LEVEL)[:3])
     remedy = f"`delaylevel run {shell(description.topic)}`"
     if description.mover is Mover.FUNCTION:
         remedy = f"`delaylevel mover deploy {shell(description.topic)}`"
@@ -683,7 +683,7 @@ def dispatcher(context: LevelTopicContext) -> Found:
     if description.final_window is not FinalWindow.TRACKER:
         yield "none needed: the broker holds near-due messages"
         return
-    yield ", ".join(at.dispatchers[:3])
+    yield ", ".join(at.consumers(Role.WINDOW)[:3])
     command = "dispatcher run" if description.mover is Mover.FUNCTION else "run"
     remedy = f"`delaylevel {command} {shell(description.topic)}`"
     idle = list(_unattended("dispatcher", at.rows(Role.WINDOW), remedy))
@@ -733,7 +733,7 @@ def lateness(context: LevelTopicContext) -> Found:
 def producer_clocks(context: LevelTopicContext) -> Found:
     """Check that no parked message was published in the future."""
     slack_ms = max(1000, context.description.levels.smallest_lead_ms // 2)
-    topics = [row.topic for row in context.status.partitions if row.backlog_entries]
+    topics = [row.topic for row in context.status.rows(Role.LEVEL) if row.backlog_entries]
 
     def first_ahead(topic: str) -> object:
         # A binary search of the broker: there is a position if something is younger than that.

@@ -29,7 +29,7 @@ def missing_hosts(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> list[P
         topic: the name of the business topic or level topic in texts and commands.
     """
     found = []
-    if any(row.subscription for row in at.partitions):
+    if any(row.subscription for row in at.rows(Role.LEVEL)):
         found.append(_missing_mover(admin, at, topic))
     if any(row.stats for row in at.rows(Role.WINDOW)):
         found.append(missing_dispatcher(at, topic))
@@ -46,7 +46,7 @@ def summary(missing: Sequence[Problem], topic: str) -> list[str]:
 def _missing_mover(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> Problem | None:
     overdue = f"hand-offs are overdue by {format_duration(at.behind_ms)}"
     function = at.description.mover is Mover.FUNCTION
-    if names := ", ".join(at.consumers[:3]):
+    if names := ", ".join(at.consumers(Role.LEVEL)[:3]):
         if not at.late:
             return None
         restart = " (`pulsar-admin functions restart`)" * function
@@ -57,14 +57,15 @@ def _missing_mover(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> Probl
     absent = f"no mover is running for {topic}"
     if function:
         return Problem(absent, f"`delaylevel mover deploy {shell(at.description.topic)}`")
-    times = [row.subscription.acknowledged_ms for row in at.partitions if row.subscription]
+    rows = at.rows(Role.LEVEL)
+    times = [row.subscription.acknowledged_ms for row in rows if row.subscription]
     last_ms = max((time_ms for time_ms in times if time_ms is not None), default=None)
     if at.late:
         if last_ms is not None:
             ago = format_duration(at.now_ms - last_ms)
             absent += f" (the last one moved messages {ago} ago)"
         absent += f", and {overdue}"
-    elif last_ms is not None or any(_had_mover(admin, row) for row in at.partitions):
+    elif last_ms is not None or any(_had_mover(admin, row) for row in rows):
         return None  # it may run at intervals
     return Problem(absent, f"`delaylevel run {shell(topic)}`")
 
@@ -83,7 +84,7 @@ def _had_mover(admin: TopicAdmin, row: PartitionStatus) -> bool:
 def missing_dispatcher(at: LevelTopicStatus, topic: str) -> Problem | None:
     """Return the dispatcher if none is connected, or if one is and releases nothing."""
     description = at.description
-    names = ", ".join(at.dispatchers[:3])
+    names = ", ".join(at.consumers(Role.WINDOW)[:3])
     if not names:
         command = f"`delaylevel run {shell(topic)}`"
         if description.mover is not Mover.SERVICE:

@@ -322,7 +322,7 @@ def pending_entries(admin: TopicAdmin, description: LevelTopicDescription) -> Co
             raise LevelTopicError(f"the broker reports no statistics of {missing[0]}: try again")
     return Counter(
         {
-            "parked": stats.backlog_entries,
+            "parked": stats.entries(Role.LEVEL),
             "held": stats.entries(Role.HELD),
             "in the window": stats.entries(Role.WINDOW),
             "dead letters": stats.entries(Role.DEAD_LETTER),

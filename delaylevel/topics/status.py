@@ -203,11 +203,6 @@ class LevelTopicStatus:
         return sum(row.backlog_entries for row in self.rows(role))
 
     @property
-    def partitions(self) -> tuple[PartitionStatus, ...]:
-        """A row for each partition of each level, coarse to fine."""
-        return self.rows(Role.LEVEL)
-
-    @property
     def problems(self) -> tuple[str, ...]:
         """Missing topics and subscriptions, a line each."""
         found = []
@@ -234,24 +229,14 @@ class LevelTopicStatus:
             )
         )
 
-    @property
-    def backlog_entries(self) -> int:
-        """Number of entries that are parked in all levels together."""
-        return self.entries(Role.LEVEL)
-
     def tracked_entries(self, role: Role) -> int | None:
         """Return the entries in a topic that belongs to a tracker; None with ``broker``."""
         return self.entries(role) if self.description.cancellable else None
 
     @property
-    def dispatchers(self) -> tuple[str, ...]:
-        """The names of the window topic's consumers, sorted."""
-        return self._consumers(Role.WINDOW)
-
-    @property
     def next_hand_off_ms(self) -> int | None:
         """The earliest hand-off of what is pending; it has passed if the mover is behind."""
-        return _earliest_ms(self.partitions)
+        return _earliest_ms(self.rows(Role.LEVEL))
 
     @property
     def levels(self) -> list[tuple[str, int, int | None]]:
@@ -265,7 +250,7 @@ class LevelTopicStatus:
     @property
     def behind_ms(self) -> int:
         """For how long the most overdue hand-off is overdue; 0 if none is."""
-        return max((row.behind_ms(self.now_ms) for row in self.partitions), default=0)
+        return max((row.behind_ms(self.now_ms) for row in self.rows(Role.LEVEL)), default=0)
 
     @property
     def late(self) -> bool:
@@ -276,14 +261,11 @@ class LevelTopicStatus:
     @property
     def mover_alive(self) -> bool:
         """True if every partition of every level has a consumer."""
-        return bool(self.partitions) and all(row.consumers for row in self.partitions)
+        rows = self.rows(Role.LEVEL)
+        return bool(rows) and all(row.consumers for row in rows)
 
-    @property
-    def consumers(self) -> tuple[str, ...]:
-        """The names of the levels' consumers, sorted."""
-        return self._consumers(Role.LEVEL)
-
-    def _consumers(self, role: Role) -> tuple[str, ...]:
+    def consumers(self, role: Role) -> tuple[str, ...]:
+        """Return the names of the movers or dispatchers that read the topics with a role."""
         return tuple(sorted({name for row in self.rows(role) for name in row.consumers}))
 
 
@@ -453,7 +435,7 @@ def topic_problems(found: LevelTopicStatus) -> list[ProblemLine]:
     name = found.description.name.short
     lines = []
     parked = found.entries(Role.LEVEL)
-    if parked and not found.consumers:
+    if parked and not found.consumers(Role.LEVEL):
         command = "mover deploy" if found.description.mover is Mover.FUNCTION else "run"
         remedy = f"Start one: `delaylevel {command} {shell(name)}`."
         lines.append(ProblemLine(f"No mover reads the levels; {parked:,} entries wait", remedy))

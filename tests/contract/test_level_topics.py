@@ -87,7 +87,7 @@ def test_all_member_topics_are_created(world: World, values: dict[str, Any]) -> 
     at = status(world.admin, wanted, 0)
     assert len(at.rows()) == sum(member.partitions for member in members)
     assert [row.topic for row in at.rows() if row.backlog_entries] == [last]
-    assert (at.dispatchers, at.problems) == ((), ())
+    assert (at.consumers(Role.WINDOW), at.problems) == ((), ())
 
 
 @in_memory
@@ -222,10 +222,10 @@ def test_status_has_backlog_and_hand_offs_and_moves_nothing(world: World) -> Non
 
     at = status(world.admin, wanted, now_ms=sent[0])
     assert (at.problems, at.mover_alive, at.behind_ms) == ((), False, 0)
-    places = [(row.level, row.level_name, row.partition) for row in at.partitions]
+    places = [(row.level, row.level_name, row.partition) for row in at.rows(Role.LEVEL)]
     assert places == [(0, "10m", 0), (0, "10m", 1), (1, "5m", 0)]
-    empty, row, _ = at.partitions
-    assert (row.topic, row.backlog_entries, at.backlog_entries) == (partition.full, 3, 3)
+    empty, row, _ = at.rows(Role.LEVEL)
+    assert (row.topic, row.backlog_entries, at.entries(Role.LEVEL)) == (partition.full, 3, 3)
     assert row.storage_bytes > 0
     assert (row.oldest_publish_ms, row.oldest_hand_off_ms) == (sent[0], hand_off_ms)
     assert at.next_hand_off_ms == hand_off_ms
@@ -236,15 +236,15 @@ def test_status_has_backlog_and_hand_offs_and_moves_nothing(world: World) -> Non
     assert others == [Role.HELD, Role.DEAD_LETTER]
 
     late = status(world.admin, wanted, now_ms=hand_off_ms - sent[0] + sent[1] - 1)
-    assert late.partitions[1].oldest_hand_off_ms == hand_off_ms
+    assert late.rows(Role.LEVEL)[1].oldest_hand_off_ms == hand_off_ms
     assert late.behind_ms == sent[1] - 1 - sent[0]
 
     levels = [wanted.level_topic(level.index).full for level in LEVELS]
     options = {"consumer_name": "mover-1", "receiver_queue_size": 1}
     consumer = world.plain_client.subscribe(levels, SUBSCRIPTION, **options)
     alive = status(world.admin, wanted, now_ms=sent[0])
-    assert (alive.mover_alive, alive.consumers) == (True, ("mover-1",))
-    assert alive.partitions[1].backlog_entries == 3
+    assert (alive.mover_alive, alive.consumers(Role.LEVEL)) == (True, ("mover-1",))
+    assert alive.rows(Role.LEVEL)[1].backlog_entries == 3
     consumer.close()
 
 

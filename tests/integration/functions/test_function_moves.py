@@ -12,7 +12,7 @@ import urllib3
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.functions import health
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription, Role
 from support.world import RealWorld
 
 
@@ -68,7 +68,7 @@ def test_every_message_arrives_as_it_was_sent(
 
     # The worker and its broker report what happened some seconds later.
     world.eventually(lambda: handed_off() == len(bodies), "the worker's own metrics")
-    names = {name for row in stands.level.partitions for name in row.consumers}
+    names = {name for row in stands.level.rows(Role.LEVEL) for name in row.consumers}
     assert names == {f"delaylevel-function@{made.function}#0"}, (
         "the worker's consumers are not closed"
     )

@@ -12,6 +12,7 @@ import pulsar
 import pytest
 
 from delaylevel import topics
+from delaylevel.model.level_topic import Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics.status import status
 from support.world import HOURS, RealWorld
@@ -52,7 +53,7 @@ def test_parked_messages_survive_ttl_and_the_deletion_of_inactive_topics(
         world.eventually(expired, "the expiry", 100)
         at = status(admin, wanted, 0)
         assert at.problems == ()
-        assert at.backlog_entries == 1
+        assert at.entries(Role.LEVEL) == 1
 
 
 PATTERN = "by-pattern"

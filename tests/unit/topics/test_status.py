@@ -266,7 +266,7 @@ def test_only_status_requests_partitions_missing_in_the_bulk_answer(
 
     monkeypatch.setattr(admin, "partitioned_stats", most)
     monkeypatch.setattr(admin, "partition_stats", one)
-    assert status(admin, parked, 0).backlog_entries == 3
+    assert status(admin, parked, 0).entries(Role.LEVEL) == 3
     rows = everything(admin, parked).rows()
     assert asked == [name.partition(1), name.partition(2)]
     assert [row.partition for row in rows if row.stats is None] == [1, 2]
@@ -279,10 +279,10 @@ def test_partitions_beyond_the_description_are_left_out_on_request(
 ) -> None:
     memory_pulsar.admin.expand(parked.name, 5)
     memory_pulsar.client().create_producer(parked.name.partition(4).full).send(b"")
-    assert everything(memory_pulsar.admin, parked).backlog_entries == 4
+    assert everything(memory_pulsar.admin, parked).entries(Role.LEVEL) == 4
     described = status(memory_pulsar.admin, parked, 0)
-    assert described.backlog_entries == 3
-    assert len(described.partitions) == sum(level.partitions for level in parked.levels)
+    assert described.entries(Role.LEVEL) == 3
+    assert len(described.rows(Role.LEVEL)) == sum(level.partitions for level in parked.levels)
 
 
 def test_a_subscription_is_foreign_unless_it_is_ours_or_the_brokers(

@@ -22,6 +22,7 @@ from delaylevel.cluster.rest.admin import Admin
 from delaylevel.consumer import Deduplication, Listeners, TopicIdStore
 from delaylevel.consumer.retry_topics import RetryTopics, prepare
 from delaylevel.errors import NotFoundError, PermissionDeniedError
+from delaylevel.model.level_topic import Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
@@ -74,7 +75,7 @@ def test_a_programs_token_is_in_no_process_list_log_or_error(
         last = started[2]
         texts = [item for each in started for item in command_lines(each.pid).items()]
         if well:
-            eventually(lambda: roles.status().dispatchers, "the dispatcher")
+            eventually(lambda: roles.status().consumers(Role.WINDOW), "the dispatcher")
             last.terminate()
         # The findings of the doctor do not matter here: no mover runs.
         codes = [each.wait(60) for each in started]

@@ -108,7 +108,7 @@ def test_a_function_with_its_own_token_has_the_least_privileges(
         producer.send(b"third", deliver_after=3 * unit)
         token.renew()
         eventually(lambda: consumer.has(b"third"), instance_log(secured), PATIENCE_S)
-        eventually(lambda: roles.status().backlog_entries == 0, "acknowledgement", PATIENCE_S)
+        eventually(lambda: roles.status().entries(Role.LEVEL) == 0, "acknowledgement", PATIENCE_S)
         assert roles.status().entries(Role.HELD) == 0
         for command in ("status", "delete"):
             code, answer = program(secured, deployer, "mover", command, description.topic)

@@ -19,6 +19,7 @@ import pytest
 from delaylevel import topics
 from delaylevel.doctor import State, examine
 from delaylevel.errors import UnsafeNamespaceError
+from delaylevel.model.level_topic import Role
 from delaylevel.mover.local import LocalMover
 from support.background import serving_movers
 from support.tokens import tokens_in
@@ -68,7 +69,9 @@ def test_a_producer_and_a_dispatcher_survive_expired_tokens(
         for token in tokens.values():
             getattr(token, how)()
         eventually(lambda: not producer.is_connected(), "the producer's disconnection", PATIENCE_S)
-        eventually(lambda: not roles.status().dispatchers, "the dispatcher's end", PATIENCE_S)
+        eventually(
+            lambda: not roles.status().consumers(Role.WINDOW), "the dispatcher's end", PATIENCE_S
+        )
         sent: list[Any] = []
         producer.send_async(
             b"meanwhile", lambda result, _: sent.append(result), deliver_after=3 * unit
