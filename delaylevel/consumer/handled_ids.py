@@ -44,6 +44,7 @@ from delaylevel.errors import (
     BrokerError,
     ConflictError,
     InvalidInputError,
+    LevelTopicError,
 )
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position
@@ -502,9 +503,10 @@ def _prepare(client: Any, topic: TopicName) -> str:
             except AdminError as error:
                 log.info("%s was not created (%s): the client tries it", topic, error.reason)
         try:
-            if not apply_policies(admin, topic, OURS):
-                log.warning("%s keeps policies of its namespace, which may expire IDs", topic)
+            apply_policies(admin, topic, OURS)
         except AdminError as error:
             log.info("%s keeps the policies of its namespace (%s)", topic, error.reason)
+        except LevelTopicError as error:
+            log.warning("policies of the namespace may expire IDs: %s", error)
     partitions: list[str] = client.get_topic_partitions(topic.full)
     return partitions[0]

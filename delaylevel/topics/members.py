@@ -309,51 +309,47 @@ def protect(admin: TopicAdmin, topic: TopicName, facts: Facts, *, is_new: bool =
 
     It waits until the broker reports them. ``is_new``: the topic certainly has none yet.
     """
-    applied = False
     try:
         wanted = rules.own_policies(facts.namespace, facts.broker)
-        applied = apply_policies(admin, topic, wanted, is_new=is_new)
+        apply_policies(admin, topic, wanted, is_new=is_new)
     except AdminError as error:
         if error.status != rules.NO_TOPIC_POLICIES:
             raise
         refuse_unsafe(admin, replace(facts, broker=replace(facts.broker, topic_policies=False)))
-    if not applied:
-        raise LevelTopicError(
-            f"the broker accepted the policies of {topic} but does not report them after "
-            f"{WAIT_S:.0f} s: is the namespace's system topic healthy? Try again"
-        )
 
 
 def apply_policies(
     admin: TopicAdmin, topic: TopicName, wanted: TopicPolicies, *, is_new: bool = False
-) -> bool:
+) -> None:
     """Set policies of a topic, and wait until the broker reports them.
 
     Pulsar 3.3 loses a policy if another one of the topic is set before it has read the first. So
-    each one that is missing after a moment is set again, alone. The result is False if the broker
-    does not report them within ``WAIT_S`` seconds.
+    each one that is missing after a moment is set again, alone. It is a LevelTopicError if the
+    broker does not report them within ``WAIT_S`` seconds.
     """
 
     def missing() -> dict[str, Any]:
         return rules.missing_policies(admin.topic_policies(topic), wanted)
 
     if not is_new and not missing():
-        return True
+        return
     admin.set_topic_policies(topic, wanted)
     deadline_s = time.monotonic() + WAIT_S
     while True:
         again_s = min(deadline_s, time.monotonic() + _SET_AGAIN_S)
         if await_true(lambda: not missing(), again_s):
-            return True
+            return
         if time.monotonic() >= deadline_s:
-            return False
+            raise LevelTopicError(
+                f"the broker accepted the policies of {topic} but does not report them after "
+                f"{WAIT_S:.0f} s: is the namespace's system topic healthy? Try again"
+            )
         for name, value in list(missing().items())[:1]:
             admin.set_topic_policies(topic, TopicPolicies(**{name: value}))
 
 
-def await_true(condition: Callable[[], bool], deadline_s: float | None = None) -> bool:
+def await_true(condition: Callable[[], bool], deadline_s: float) -> bool:
     """Wait until a condition is true, and return whether it is by then."""
-    deadline_s = time.monotonic() + WAIT_S if deadline_s is None else deadline_s
     while not condition():
         if time.monotonic() > deadline_s:
             return False

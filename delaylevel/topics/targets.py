@@ -17,7 +17,7 @@ from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
-from .members import WAIT_S, await_true
+from .members import apply_policies
 
 # Subscriptions of these types deliver a message at once, whatever its due time.
 _NOT_HOLDING = frozenset(("Exclusive", "Failover"))
@@ -55,7 +55,7 @@ def keep(admin: TopicAdmin, topic: TopicName) -> None:
         with contextlib.suppress(ConflictError):  # another client was faster
             admin.create_partitioned(topic, 0)
     try:
-        admin.set_topic_policies(topic, TopicPolicies(delete_while_inactive=False))
+        apply_policies(admin, topic, TopicPolicies(delete_while_inactive=False))
     except AdminError as error:
         if error.status != NO_TOPIC_POLICIES:
             raise
@@ -63,11 +63,6 @@ def keep(admin: TopicAdmin, topic: TopicName) -> None:
             f"{topic.short} cannot be kept, because this broker has no policies for single topics: "
             "subscribe to it, or set topicLevelPoliciesEnabled=true in broker.conf"
         ) from error
-    if not await_true(lambda: admin.topic_policies(topic).delete_while_inactive is False):
-        raise LevelTopicError(
-            f"the broker accepted the policy of {topic.short} but does not report it after "
-            f"{WAIT_S:.0f} s: is the namespace's system topic healthy? Try again"
-        )
 
 
 def require_on_targets(admin: TopicAdmin, description: LevelTopicDescription) -> None:
