@@ -223,8 +223,8 @@ class Roster:
         self._look_s = float("-inf")
         self._search_s = float("-inf")
         self._found: dict[str, str] = {}  # name -> level topic
-        # Other topics of the namespace, with the times at which they are looked at again, in s.
-        self._others: dict[str, float] = {}
+        self._members: set[str] = set()  # parts of the level topics of the namespace
+        self._others: set[str] = set()  # its other topics that are not served
         self.errors: dict[str, DelayLevelError] = {}
         self._warning = RepeatedWarning(log, f"level topics of {namespace}")
 
@@ -235,36 +235,41 @@ class Roster:
 
     def start(self) -> None:
         """Begin to serve the level topics; raise the first reason if none that was named can be."""
-        self._look_s = self._now_s() + _LOOK_S
-        self._look_at_named(frozenset())
+        searching = self._is_time_to_search()
+        self._look_at_named(frozenset(), searching)
         if self.names and len(self.errors) == len(self.names):
             raise next(iter(self.errors.values()))
         if self.namespace is not None:
             served = frozenset(self._found[name] for name in self._found if name not in self.errors)
-            self._look_at_namespace(served)
+            self._look_at_namespace(served, searching)
 
     def look(self, served: Iterable[str]) -> Sequence[str]:
         """Begin to serve what can be served now, and return those deleted from the namespace."""
         if self._now_s() < self._look_s:
             return ()
-        self._look_s = self._now_s() + _LOOK_S
+        searching = self._is_time_to_search()
         known = frozenset(served)
-        self._look_at_named(known)
+        self._look_at_named(known, searching)
         if self.namespace is None:
             return ()
         try:
-            gone = self._look_at_namespace(known)
+            gone = self._look_at_namespace(known, searching)
         except BrokerError as error:
             self._warning.failed(error)
             return ()
         self._warning.over()
         return gone
 
-    def _look_at_named(self, served: frozenset[str]) -> None:
+    def _is_time_to_search(self) -> bool:
+        now_s = self._now_s()
+        self._look_s = now_s + _LOOK_S
+        if now_s < self._search_s:
+            return False
+        self._search_s = now_s + _SEARCH_S
+        return True
+
+    def _look_at_named(self, served: frozenset[str], searching: bool) -> None:
         now = set(served)
-        searching = self._now_s() >= self._search_s
-        if searching:
-            self._search_s = self._now_s() + _SEARCH_S
         for name in self.names:
             if self._found.get(name, name) in now:
                 continue
@@ -280,40 +285,30 @@ class Roster:
                     self._serve(description, True)
                     now.add(description.topic)
 
-    def _look_at_namespace(self, served: frozenset[str]) -> Sequence[str]:
+    def _look_at_namespace(self, served: frozenset[str], searching: bool) -> Sequence[str]:
         assert self.namespace is not None
         with translate_errors():
             names = registry.partitioned_topics(self._admin, self.namespace)
-            listed = registry.level_topics_of(self._admin, self._unknown(names, served))
+            there = {name.full for name in names}
+            self._members &= there
+            known = served | self._members
+            if not searching:
+                # Requests for all, again and again, would cost more than all other work at rest.
+                known |= self._others
+            unknown = [name for name in names if name.full not in known]
+            listed = registry.level_topics_of(self._admin, unknown)
         found = {item.topic for item in listed}
-        again_s = self._now_s() + _SEARCH_S
-        for name in names:
-            if name.full not in found and name.full not in served:
-                self._others.setdefault(name.full, again_s)
+        self._others = there - served - found
         for item in listed:
             with self._trying(item.topic):
                 if item.description is None:
                     raise LevelTopicError(item.problem or item.topic)
                 self._serve(item.description, False)
                 members = {member.topic.full for member in item.description.members()}
-                self._others |= dict.fromkeys(members - {item.topic}, float("inf"))
+                self._members |= members - {item.topic}
         for gone in [name for name in self.errors if name not in (*self.names, *found)]:
             del self.errors[gone]
-        return sorted(served - {name.full for name in names})
-
-    def _unknown(self, names: Sequence[TopicName], served: frozenset[str]) -> list[TopicName]:
-        """Return the topics that may be level topics to serve.
-
-        Requests for all the others, again and again, would cost more than all other work at rest.
-        """
-        now_s, there = self._now_s(), {name.full for name in names}
-        self._others = {
-            name: again_s
-            for name, again_s in self._others.items()
-            if name in there and again_s > now_s
-        }
-        known = served.union(self._others)
-        return [name for name in names if name.full not in known]
+        return sorted(served - there)
 
     @contextlib.contextmanager
     def _trying(self, name: str) -> Iterator[None]:
