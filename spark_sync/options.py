@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic.alias_generators import to_camel
+
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError, DelayLevelError, LevelTopicError
 from delaylevel.model.clock import instant_ms
@@ -48,19 +50,9 @@ class SyncSettings:
 
 #: The name of the source and the sink in ``format(...)``.
 FORMAT = "delaylevel"
-# Connection settings that a query's plan may contain. A token may not: each process reads it from
-# a file or from its environment.
-_CONNECTION = {
-    "serviceUrl": "service_url",
-    "adminUrl": "admin_url",
-    "tokenFile": "token_file",
-    "tlsTrustCertsFile": "tls_trust_certs_file",
-    "tlsCertificateFile": "tls_certificate_file",
-    "tlsPrivateKeyFile": "tls_private_key_file",
-    "tlsAllowInsecure": "tls_allow_insecure",
-    "tlsValidateHostname": "tls_validate_hostname",
-    "operationTimeoutSeconds": "operation_timeout_seconds",
-}
+# Connection settings that a query's plan may contain, by their options. A token may not: each
+# process reads it from a file or from its environment.
+_CONNECTION = {to_camel(name): name for name in Connection.model_fields if name != "token"}
 _READING = ("levelTopics", "maxOffsetsPerTrigger", "failOnDataLoss")
 # They say what a batch read skips. A filter that Spark pushes down could not: Spark 4.2 and 4.3
 # keep one plan of a Python data source for all uses of a DataFrame, and it would remove rows from
