@@ -68,7 +68,7 @@ def positions_of(offset: Offset, name: str = "positions") -> dict[str, Position]
 
 
 # A killed mover keeps its locks for some seconds; a live one keeps them for longer than this.
-LOCK_TIMEOUT_S = 15.0
+_LOCK_TIMEOUT_S = 15.0
 _WARM_UP_RANGES = 4
 # Pauses before a partition, whose last search failed, is searched again.
 _FIRST_PAUSE_MS = 1000
@@ -336,7 +336,7 @@ class Driver:
         """Lock the new partitions of a level topic, and move its messages from now on."""
         new = [s for s in source_partitions(description) if s.topic not in self._sources]
         if new:
-            lock = self._acquire(new, 0.0 if topic in self._given_up else LOCK_TIMEOUT_S)
+            lock = self._acquire(new, 0.0 if topic in self._given_up else _LOCK_TIMEOUT_S)
             self._acknowledged.update(lock.start_positions(new))
             previous = self._locks.get(topic)
             if previous is not None:

@@ -27,7 +27,6 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from delaylevel.cluster.connection.settings import ENVIRONMENT_PREFIX, Connection
 from delaylevel.cluster.failures import may_pass
-from delaylevel.cluster.locks import describe_owner
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rest.admin import Admin
@@ -44,7 +43,6 @@ from delaylevel.errors import (
 )
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.position import source_partitions
 from delaylevel.mover.ready import trigger_of
 from delaylevel.mover.reporting import MoverReporter
 from delaylevel.mover.service import MoverStats, check_movable
@@ -53,7 +51,6 @@ from delaylevel.topics.roster import Roster, RosterReporter
 from delaylevel.topics.status import StatusCache, reported
 
 from .arrow_rows import SCHEMA
-from .driver import LOCK_TIMEOUT_S
 from .forwarding import forwarded
 from .options import (
     FORMAT,
@@ -346,7 +343,6 @@ class SparkSyncJob:
     Raises:
         LevelTopicError: none of the topics can be served: it is not a level topic, or is moved by a
             Function. If others can be served, this one is reported.
-        AlreadyRunningError: another mover is running; the text identifies it.
         BrokerError: the broker did not answer for one of the topics: start the job again.
     """
 
@@ -375,7 +371,6 @@ class SparkSyncJob:
             def serve(description: LevelTopicDescription, named: bool) -> None:
                 check_movable(description)
                 topics_option([description.topic])
-                _check_unlocked(admin, description)
                 found.append(description)
 
             roster = Roster(admin, settings.level_topics, serve)
@@ -566,20 +561,6 @@ def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             spark.conf.unset(name) if value is None else spark.conf.set(name, value)
-
-
-def _check_unlocked(admin: Admin, description: LevelTopicDescription) -> None:
-    """Raise AlreadyRunningError if another mover runs, before Spark starts."""
-    # The query itself acquires the locks. A killed mover keeps its locks for some seconds.
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    first = source_partitions(description)[0]
-    while owner := describe_owner(admin, first):
-        if time.monotonic() > deadline:
-            raise AlreadyRunningError(
-                f"another mover is at work on level topic {description.topic}: {owner}. Stop "
-                "it first; one mover at a time serves a level topic"
-            )
-        time.sleep(0.5)
 
 
 def _raise_if_fatal(error: PySparkException) -> None:
