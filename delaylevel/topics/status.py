@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -136,18 +136,18 @@ _CONTENTS = {Role.DEAD_LETTER: "dead letters", Role.JOURNAL: "records of the jou
 _PATTERN = 'let its pattern leave out our topics (docs/concepts.md, "Consumers with a pattern")'
 
 
-def foreign_subscriptions(
-    topic: TopicName, role: Role, partitions: Iterable[PartitionStats]
-) -> list[Problem]:
+def foreign_subscriptions(rows: Sequence[PartitionStatus]) -> list[Problem]:
     """Return the subscriptions of a member topic that are not ours, sorted by name.
 
     Most of them come from a consumer with a pattern that matches our topics as well.
     """
+    topic, role = TopicName.parse(rows[0].topic).without_partition, rows[0].role
     if role is Role.OUTCOMES:
         return []  # applications may follow them
     found: dict[str, list[SubscriptionStats]] = {}
-    for stats in partitions:
-        for name, subscription in stats.subscriptions.items():
+    for row in rows:
+        subscriptions = row.stats.subscriptions if row.stats is not None else {}
+        for name, subscription in subscriptions.items():
             our_reader = not subscription.durable and name.startswith(_READER_PREFIX)
             if name != SUBSCRIPTION and not our_reader and not name.startswith(_BROKERS_OWN):
                 found.setdefault(name, []).append(subscription)
@@ -219,15 +219,7 @@ class LevelTopicStatus:
     @property
     def foreign(self) -> tuple[Problem, ...]:
         """The subscriptions of the member topics that are not ours."""
-        return tuple(
-            found
-            for rows in self.topics
-            for found in foreign_subscriptions(
-                TopicName.parse(rows[0].topic).without_partition,
-                rows[0].role,
-                [row.stats for row in rows if row.stats is not None],
-            )
-        )
+        return tuple(chain.from_iterable(map(foreign_subscriptions, self.topics)))
 
     def tracked_entries(self, role: Role) -> int | None:
         """Return the entries in a topic that belongs to a tracker; None with ``broker``."""

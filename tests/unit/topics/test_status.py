@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from delaylevel.cluster.port import ClientStats, PartitionStats, SubscriptionStats
+from delaylevel.cluster.rules import Problem
 from delaylevel.errors import (
     BrokerUnreachableError,
     DelayLevelError,
@@ -34,6 +35,7 @@ from delaylevel.topics import lifecycle
 from delaylevel.topics.hosts import missing_hosts, summary
 from delaylevel.topics.status import (
     LevelTopicStatus,
+    PartitionStatus,
     StatusCache,
     backlog_series,
     foreign_subscriptions,
@@ -298,10 +300,14 @@ def test_a_subscription_is_foreign_unless_it_is_ours_or_the_brokers(
         "reader": reader,
         "reports of x": durable,
     }
-    stats = [PartitionStats(0, found)]
-    assert foreign_subscriptions(parked.outcomes_topic, Role.OUTCOMES, stats) == [], "may follow"
+
+    def foreign(topic: TopicName, role: Role) -> list[Problem]:
+        rest = (-1, role.value, 0, 0, 0, None, None, (), PartitionStats(0, found))
+        return foreign_subscriptions([PartitionStatus(topic.partition(0).full, role, *rest)])
+
+    assert foreign(parked.outcomes_topic, Role.OUTCOMES) == [], "may follow"
     topic = parked.window_topic
-    first, second, third = foreign_subscriptions(topic, Role.WINDOW, stats)
+    first, second, third = foreign(topic, Role.WINDOW)
     receives = "is not ours: it receives messages before they are due"
     assert first.says == (
         f"subscription delaylevel-reports of {topic} {receives}, and keeps them stored "
