@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from delaylevel.errors import MissingExtraError
+from delaylevel.errors import from_extra
 
 if TYPE_CHECKING:
     from .job import SparkSyncJob, default_checkpoint
@@ -34,13 +34,6 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow"):
-            raise
-        raise MissingExtraError(
-            f"{__name__}.{name} needs {error.name}: pip install 'delaylevel[spark]'. "
-            "`delaylevel run` moves messages without Spark"
-        ) from error
-    return getattr(module, name)
+    what = f"{__name__}.{name} (`delaylevel run` moves messages without Spark) needs"
+    with from_extra("spark", what):
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
 from delaylevel.cluster.threads import in_parallel
-from delaylevel.errors import EnvelopeError, MissingExtraError, NotFoundError
+from delaylevel.errors import EnvelopeError, NotFoundError, from_extra
 from delaylevel.model.envelope import (
     ATTEMPT,
     CANCEL,
@@ -213,14 +213,8 @@ def _tracker_window(
     found = WindowContents()
 
     def read_journal(index: int) -> JournalView:
-        try:
-            with _IMPORTING:
-                from .released import released_by_journal
-        except (ModuleNotFoundError, MissingExtraError) as error:
-            raise MissingExtraError(
-                "the window's journal cannot be read without "
-                f"{error.name or 'numpy and pyroaring'}: pip install 'delaylevel[window]'"
-            ) from error
+        with _IMPORTING, from_extra("window", "the window's journal cannot be read without"):
+            from .released import released_by_journal
         return released_by_journal(client, admin, description.journal_topic.partition(index))
 
     def read_range(index: int) -> list[PendingRange]:
