@@ -377,8 +377,7 @@ def _count(
     """Return the number of messages from start to end, and the end; both up to a limit."""
     count = 0
     with closing(messages_in_range(client, source.topic, start, end)) as found:
-        for _, ledger, entry, batch in found:
-            count += 1
+        for count, (_, ledger, entry, batch) in enumerate(found, 1):
             if count == limit:
                 return count, Position(ledger, entry, batch).next
     return count, end

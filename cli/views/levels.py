@@ -165,7 +165,7 @@ def status_view(admin: TopicAdmin, at: LevelTopicStatus) -> dict[str, Any]:
     return {
         **description_view(at.description),
         "now_ms": at.now_ms,
-        "backlog_entries": at.backlog_entries,
+        "backlog_entries": at.entries(Role.LEVEL),
         "next_hand_off_ms": at.next_hand_off_ms,
         "behind_ms": at.behind_ms or None,
         "mover_alive": at.mover_alive,
