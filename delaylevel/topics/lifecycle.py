@@ -263,7 +263,6 @@ def expand(
     facts = members.facts_of(admin, after)
     members.check_partition_limit(after, facts.broker.max_partitions)
     members.refuse_unsafe(admin, facts)
-    admin.set_properties(after.name, {PLAN_PROPERTY: after.to_json()})
     grown = [member for member in after.members() if member.role is Role.LEVEL]
     for member in grown:
         _grow(admin, member)
