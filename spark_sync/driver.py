@@ -123,6 +123,7 @@ class Driver:
         self._refresh()
         is_first, self._warm = not self._warm, True
         if is_first and not self.once:
+            # A batch without messages, which warms up: see `input_ranges`.
             return make_offset(self._clock.now_ms(), {**self._acknowledged, **positions_of(start)})
         now_ms = self._next_checks.start_pass()
         if self._fixed_now_ms is not None:
@@ -217,6 +218,7 @@ class Driver:
             if source is None or position <= self._acknowledged[topic]:
                 continue
             if not self._warm:
+                # Only a position of the checkpoint can be one of another cluster.
                 self._check_exists(source, position)
             self._locks[source.level_topic].acknowledge(source, position)
             self._acknowledged[topic] = position
@@ -339,7 +341,7 @@ class Driver:
             lock = self._acquire(new, 0.0 if topic in self._given_up else _LOCK_TIMEOUT_S)
             self._acknowledged.update(lock.start_positions(new))
             previous = self._locks.get(topic)
-            if previous is not None:
+            if previous is not None:  # an expansion has added partitions
                 lock.merge(previous)
             self._locks[topic] = lock
             self._sources.update((source.topic, source) for source in new)

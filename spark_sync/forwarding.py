@@ -236,6 +236,7 @@ def _counted(count: int, reports: Reports) -> Iterator[pa.RecordBatch]:
             topic: {**report.counts(), "latest_ms": report.latest_ms}
             for topic, report in reports.items()
         }
+        # Spark counts the rows, and its progress shows them as the messages of the batch.
         report = pa.array([json.dumps(plain)])
         column = pa.concat_arrays([pa.nulls(count - 1, pa.string()), report])
         yield pa.RecordBatch.from_arrays([column], schema=_ARROW_SCHEMA)

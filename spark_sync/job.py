@@ -459,6 +459,7 @@ class SparkSyncJob:
                     raise StepsError(f"the steps failed{cause}") from None
                 movers.failed(f"the query failed{cause}")
                 if time.monotonic() - started > _LONG_S:
+                    # It worked for a while, so this is not the same failure again.
                     pause.reset()
                 self._warning.failed(
                     f"the query failed{cause}. It starts again from its checkpoint after a pause; "

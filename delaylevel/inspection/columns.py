@@ -158,6 +158,7 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if not (is_time or pa.types.is_int64(kind)):
         return pa.array(values, kind)
     convert = _times if is_time else pa.array
+    # Hardly any batch has a time beyond the column, so look for one only after a failure.
     try:
         return convert(values, kind)
     except (OverflowError, pa.ArrowInvalid):

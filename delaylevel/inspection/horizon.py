@@ -146,6 +146,7 @@ def leading_window(partitions: Iterable[Distribution], due: Window, limit: int) 
         return None
     first_ms = due.from_ms if due.from_ms is not None else 0
     end_ms = last_ms if due.before_ms is None else min(last_ms, due.before_ms)
+    # More than the limit: where the estimate is too high, everything has to be read a second time.
     wanted = found.before(first_ms) + limit * 1.5 + _MARGIN
     times = range(first_ms, end_ms + 1)
     index = bisect_left(times, wanted, key=found.before)

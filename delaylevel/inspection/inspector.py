@@ -85,6 +85,7 @@ class Inspector:
         self._snapshot = partial(
             take_snapshot, client, admin, self.description, target=self.target, slack_ms=slack_ms
         )
+        # With the broker's own window, no process of ours knows what waits there.
         ask = live and self.description.final_window is FinalWindow.TRACKER
         self.live = LiveDispatchers(admin, self.description, live_token) if ask else None
         self._close: Callable[[], None] = lambda: None

@@ -129,6 +129,7 @@ def _query(read: ReadRows, selection: Selection, columns: set[str], sql: str) ->
                 raise _wrong_condition(where, error) from error
             raise
         finally:
+            # The threads that read the topics end with it, also if DuckDB has not read all rows.
             batches.close()
 
 
@@ -174,6 +175,7 @@ def _register(connection: Any, rows: Any) -> None:
 
 @contextmanager
 def _connected() -> Iterator[Any]:
+    # A condition comes from the command line: it may use no extension, file or Python variable.
     with tempfile.TemporaryDirectory(prefix="delaylevel-inspect-") as folder:
         connection = duckdb.connect(
             config={

@@ -133,6 +133,7 @@ def without_cancelled(snapshot: PendingSnapshot, tell: Tell) -> PendingSnapshot:
         with closing(snapshot.read(item)) as messages:
             while chunk := list(islice(messages, CHUNK)):
                 tell(len(chunk))
+                # Nearly all are messages, of which nothing but the kind is needed.
                 records = [one for one in chunk if is_cancellation(properties_of(one[0]))]
                 named = snapshot.cancelling(item.source, list(map(observe, records)))
                 yield [

@@ -295,6 +295,7 @@ def subscribe(admin: TopicAdmin, member: Member) -> None:
             raise
     found = admin.partitioned_stats(member.topic)
     for index in range(member.partitions):
+        # A broker may leave partitions out of the statistics of a topic.
         stats = found.get(index) or admin.partition_stats(member.topic.partition(index))
         subscription = stats.subscriptions.get(SUBSCRIPTION)
         if subscription is None or not subscription.durable:

@@ -240,6 +240,7 @@ class Roster:
         if self.names and len(self.errors) == len(self.names):
             raise next(iter(self.errors.values()))
         if self.namespace is not None:
+            # Those that were named may be in the namespace, too.
             served = frozenset(self._found[name] for name in self._found if name not in self.errors)
             self._look_at_namespace(served, searching)
 

@@ -336,6 +336,7 @@ class StatusCache:
 
     def read(self, description: LevelTopicDescription) -> LevelTopicStatus | None:
         """Return the status of a level topic."""
+        # Whoever waits here finds the answer of the request that is under way.
         with self._requesting:
             now_s = time.monotonic()
             found = self._found.get(description.topic)
