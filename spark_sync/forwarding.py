@@ -86,14 +86,11 @@ class Runtime:
             # A token file may be missing for a moment while it is renewed: not fatal for the job.
             raise BrokerError(str(error)) from error
         self._descriptions: dict[str, DescriptionCache] = {}
-        self._task_s = time.monotonic()
+        # Start of the current task, in s: all its messages were stored before, when it was planned.
+        self.task_s = time.monotonic()
         # One for all tasks: a clock that is ahead is noticed by what it was before.
         self._clock = SteadyClock(SystemClock())
         self._forwarders: dict[str, Forwarder] = {}
-
-    def start_task(self) -> None:
-        """Note the start of a task: all its messages were stored before, when it was planned."""
-        self._task_s = time.monotonic()
 
     def describe(self, level_topic: str) -> LevelTopicDescription:
         """Return the description of a level topic; a change is noticed after some seconds."""
@@ -120,7 +117,7 @@ class Runtime:
                 description,
                 self._clock,
                 client_of=self.targets.of,
-                refreshed=lambda: self._cache(level_topic).refresh(self._task_s),
+                refreshed=lambda: self._cache(level_topic).refresh(self.task_s),
             )
         return forwarder
 
@@ -168,7 +165,7 @@ class TaskForwarders(dict[str, Forwarder]):
     """The forwarders of one task, for use in a ``with`` block: the same one for a level topic."""
 
     def __init__(self, here: Runtime) -> None:
-        here.start_task()
+        here.task_s = time.monotonic()
         self._here = here
 
     def __missing__(self, level_topic: str) -> Forwarder:

@@ -445,13 +445,12 @@ def pending(
         options["dueSlackMs"] = str(duration_ms(slack))
     SyncOptions.parse(options)  # report unusable values here, not in a worker of Spark
     spark.dataSource.register(DelayLevelDataSource)
-    if columns is not None:
-        check_columns(columns)
+    wanted = SCHEMA.fieldNames() if columns is None else list(columns)
+    check_columns(wanted)
     with Admin.from_connection(connection) as admin:
         cancellable = any(describe(admin, topic).cancellable for topic in names)
     if not cancellable:
-        return _load(spark, options, columns)
-    wanted = list(columns or SCHEMA.fieldNames())
+        return _load(spark, options, wanted)
     further = [name for name in _MATCHED if name not in wanted]
     messages = _load(spark, options, [*wanted, *further])
     found = _load(
@@ -474,10 +473,6 @@ def pending(
     return messages.join(cancelled, named, "left_anti").select(wanted)
 
 
-def _load(
-    spark: SparkSession, options: Mapping[str, str], columns: Sequence[str] | None
-) -> DataFrame:
-    reader = spark.read.format(FORMAT).options(**options)
-    if columns is not None:
-        reader = reader.schema(StructType([SCHEMA[name] for name in columns]))
-    return reader.load()
+def _load(spark: SparkSession, options: Mapping[str, str], columns: Sequence[str]) -> DataFrame:
+    schema = StructType([SCHEMA[name] for name in columns])
+    return spark.read.format(FORMAT).options(**options).schema(schema).load()

@@ -252,7 +252,7 @@ class _Process:
 
     planned_by = describe
 
-    def start_task(self) -> None: ...
+    task_s = 0.0
 
     def forwarder(self, level_topic: str) -> Forwarder:
         if self._forwarder is None:

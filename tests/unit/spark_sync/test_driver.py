@@ -84,7 +84,7 @@ class Spark:
             raise UpgradeRequiredError("it is in format 2: upgrade")
         return topics.describe(self.memory.admin, level_topic)
 
-    def start_task(self) -> None: ...
+    task_s = 0.0
 
     def forwarder(self, level_topic: str) -> Forwarder:
         return Forwarder(self.client, self.memory.admin, self.describe(level_topic))
