@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model import envelope as env
-from delaylevel.model.message import ParkedMessage, RawMessage, parked_message
+from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import SourcePartition
 from delaylevel.topics.scan import PendingRange
 
@@ -93,19 +93,12 @@ def read_rows(
         constants = {"place": place_of(snapshot.description, item.source)}
         rule = snapshot.rule(item.source)
         matches = _predicate(selection, snapshot.target, item.source)
-
-        def selected(messages: Iterable[RawMessage]) -> Iterator[ParkedMessage]:
-            read = 0
-            for read, found in enumerate(starmap(parked_message, messages), 1):
-                if not read % 1000:
-                    tell(1000)
-                if matches(found):
-                    yield found
-            tell(read % 1000)
-
         with closing(snapshot.read(item)) as messages:
-            for chunk in in_chunks(selected(messages), ROWS_PER_BATCH, BYTES_PER_BATCH):
-                rows = list(compress(chunk, rule.pending(chunk)))
+            found = starmap(parked_message, messages)
+            for chunk in in_chunks(found, ROWS_PER_BATCH, BYTES_PER_BATCH):
+                tell(len(chunk))
+                chosen = list(filter(matches, chunk))
+                rows = list(compress(chosen, rule.pending(chosen)))
                 if rows:
                     yield to_record_batch(rows, item.source, schema, constants)
 

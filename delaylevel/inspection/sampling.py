@@ -20,11 +20,11 @@ from delaylevel.cluster.threads import in_parallel
 from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.envelope import COMPRESSION
 from delaylevel.model.level_topic import Role
-from delaylevel.model.message import ParkedMessage, batch_size
+from delaylevel.model.message import ParkedMessage, batch_size, parked_message
 from delaylevel.topics.scan import PendingRange
 
 from .horizon import Distribution
-from .snapshot import PendingSnapshot, observe, own_topic
+from .snapshot import PendingSnapshot, own_topic
 
 # Number of sampled entries in all partitions together, and the largest number in one.
 _ENTRIES = 110
@@ -141,8 +141,9 @@ class _RangeSampler:
             for one in messages:
                 if not found:
                     size = max(1, batch_size(one[0].message_id()))
-                found.append(observe(one))
-                stored += _stored_bytes(found[-1], len(one[0].data()))
+                message = parked_message(*one)
+                stored += _stored_bytes(message)
+                found.append(message._replace(value=None))  # it may be large
                 if len(found) >= max(self._least, min(size, _MOST_MESSAGES)):
                     break
         if not found:
@@ -205,10 +206,10 @@ class _RangeSampler:
         return entries * (self._per_entry or sum(one.per_entry for one in samples) / len(samples))
 
 
-def _stored_bytes(message: ParkedMessage, payload: int) -> float:
+def _stored_bytes(message: ParkedMessage) -> float:
     """Return the approximate number of bytes of an uncompressed message in an entry."""
     properties = message.properties
     texts = [message.key, message.ordering_key, *properties, *properties.values()]
     encoded = sum(len(text.encode("utf-8", "replace")) for text in texts)
     event_time = _EVENT_TIME_BYTES if message.event_ms else 0
-    return _MESSAGE_BYTES + _PROPERTY_BYTES * len(properties) + encoded + event_time + payload
+    return _MESSAGE_BYTES + _PROPERTY_BYTES * len(properties) + encoded + event_time + message.size

@@ -131,11 +131,13 @@ def without_cancelled(snapshot: PendingSnapshot, tell: Tell) -> PendingSnapshot:
     def read(item: PendingRange) -> Iterator[list[int]]:
         own = own_topic(item.source)
         with closing(snapshot.read(item)) as messages:
-            while chunk := list(islice(messages, CHUNK)):
+            # Nearly all are messages, of which nothing is needed, and whose payloads may be large.
+            found = (
+                observe(one) if is_cancellation(properties_of(one[0])) else None for one in messages
+            )
+            while chunk := list(islice(found, CHUNK)):
                 tell(len(chunk))
-                # Nearly all are messages, of which nothing but the kind is needed.
-                records = [one for one in chunk if is_cancellation(properties_of(one[0]))]
-                named = snapshot.cancelling(item.source, list(map(observe, records)))
+                named = snapshot.cancelling(item.source, list(filter(None, chunk)))
                 yield [
                     name_of(
                         one.properties.get(TARGET) or own, one.properties[ID], one.due_ms, one.key
