@@ -242,7 +242,8 @@ def _counted(count: int, reports: Reports) -> Iterator[pa.RecordBatch]:
 def messages_only(options: SyncOptions, part: InputRange) -> Iterator[ParkedMessage]:
     """Yield the messages of a range, and forward the control records among them."""
     # A user's steps see no control records, so they cannot lose or change one. Where the final
-    # window allows none, such a record becomes a dead letter like any message that cannot be read.
+    # window allows none, such a record becomes a dead letter like any message that cannot be read:
+    # behind the steps, where the report of the batch counts it.
     here, source = runtime(options), part.source
     if here.planned_by(source.level_topic).final_window is not FinalWindow.TRACKER:
         yield from part.read(options)
