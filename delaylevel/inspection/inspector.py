@@ -103,6 +103,7 @@ class Inspector:
         from delaylevel.cluster.rest.admin import Admin
 
         client_options = options.pop("client_options", {})
+        # Both are closed if there is no such level topic.
         with ExitStack() as stack:
             admin = stack.enter_context(Admin.from_connection(connection))
             client = connection.open_client(**client_options)

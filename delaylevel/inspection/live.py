@@ -71,7 +71,8 @@ class LiveDispatchers:
         bounds = {name: time_ms for name, time_ms in given.items() if time_ms is not None}
         query = urlencode({"topic": self._description.topic, "limit": most, **bounds})
         distinct = sorted(set(owners.values()))
-        # Several processes of one command answer at one address.
+        # Several processes of one command answer at one address. None is asked twice: the window
+        # topic has the same messages.
         with urllib3.PoolManager(_POOLS, maxsize=_POOLS, retries=False, timeout=_TIMEOUT) as pool:
             results = in_parallel(lambda each: self._request(pool, each, query), distinct)
         answers: dict[int, Mapping[str, Any]] = {}

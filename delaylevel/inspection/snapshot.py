@@ -294,6 +294,7 @@ def _clusters(named: Collection[_Place]) -> list[tuple[Position, Position]]:
         (after[1] - before[1] if after[0] == before[0] else _GAP_ENTRIES + 1, number)
         for number, (before, after) in enumerate(pairwise(entries), 1)
     ]
+    # Each range costs a reader.
     wide = sorted((gap for gap in gaps if gap[0] > _GAP_ENTRIES), reverse=True)[: _RANGES - 1]
     starts = [0, *sorted(number for _, number in wide)]
     ends = [*starts[1:], len(entries)]

@@ -402,6 +402,7 @@ def _partitions(admin: TopicAdmin, description: LevelTopicDescription) -> list[T
     found: list[TopicName] = []
     for member in description.members():
         with suppress(NotFoundError):
+            # An expansion that was not finished has added some that the description does not know.
             count = admin.partitioned_metadata(member.topic).partitions
             found += [member.topic.partition(index) for index in range(count)]
     return found

@@ -247,6 +247,7 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
                     "namespaces set-max-topics-per-namespace`), or use fewer partitions (a second "
                     "level, --then) or another namespace; nothing was created"
                 ) from error
+            # Only this text has the limit: not every role may read the broker's settings.
             limit = re.search(r"less than or equal to (\d+)", error.reason)
             if error.status == 406 and limit:
                 check_partition_limit(description, int(limit[1]))
