@@ -241,11 +241,7 @@ def _live_window(
     due: Window,
     others: Callable[[Sequence[int]], WindowContents],
 ) -> WindowContents:
-    """Return the messages that running dispatchers name as pending.
-
-    Args:
-        others: function that returns what is in the partitions for which no dispatcher answers.
-    """
+    """Return what running dispatchers name as pending, and ``others`` where none answers."""
     asked = live.ask(due, _MOST_MESSAGES)
     # A dispatcher does not tell which of its rows are cancelled, and the message of a cancellation
     # that waits there is elsewhere, perhaps in a level.

@@ -361,11 +361,7 @@ class StatusCache:
 
 
 def backlog_series(part: str, found: Mapping[str, LevelTopicStatus | None]) -> Iterator[Any]:
-    """Yield the series of what waits, as ``prometheus_client`` expects.
-
-    Args:
-        found: by level topic; None for those that the broker does not report.
-    """
+    """Yield the series of what waits, by level topic; None for one that is not reported."""
     from prometheus_client import core
 
     yield core.GaugeMetricFamily(
