@@ -321,7 +321,7 @@ class PartitionProducer:
         return self._perform(open_producer)
 
     def _perform(
-        self, begin: Callable[[Opened], None], patience_s: float = math.inf
+        self, begin: Callable[[Opened], object], patience_s: float = math.inf
     ) -> tuple[Any, Exception | None]:
         """Return what a step reports; neither if it takes too long, or at a close."""
         reports: list[tuple[Any, Exception | None]] = []

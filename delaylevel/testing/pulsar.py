@@ -183,9 +183,7 @@ class Listening:
     def drive(self, steps: Coroutine[Any, Any, T]) -> T:
         """Take steps in this thread, and return their result."""
         with self._alone(steps):
-            if not (
-                _has_loop() and any(each.listener.is_coroutine for each in self.listeners)
-            ):
+            if not (_has_loop() and any(each.listener.is_coroutine for each in self.listeners)):
                 try:
                     steps.send(None)
                 except StopIteration as end:

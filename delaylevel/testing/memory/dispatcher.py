@@ -240,7 +240,7 @@ class _ReportedStats(SharedOwnerStats):
 
     def released(self, late: npt.NDArray[np.int64]) -> None:
         super().released(late)
-        self._report.count("due", None, int(late.max(initial=0)), late.size)
+        self._report.count("due", int(late.max(initial=0)), late.size)
 
     def set_aside(self, counted: Collection[tuple[str, str]]) -> None:
         super().set_aside(counted)
