@@ -160,6 +160,8 @@ class InFlightBatches:
         # Which messages of unresolved intents are stored, as far as it is known: by the number of
         # the intent, and their index.
         self._answers: dict[int, dict[int, bool]] = {}
+        # By topic, the flights of which messages are being set aside.
+        self._refused: dict[str, set[InFlightBatch]] = {}
         self._confirmed: list[InFlightBatch] = []
         self._late_ms: list[int] = []  # lateness of the messages that are not counted
         self._commit_s = 0.0
@@ -179,7 +181,7 @@ class InFlightBatches:
 
     @property
     def unconfirmed(self) -> int:
-        """Number of those that wait until the journal has confirmed their intents."""
+        """Number of prepared messages that wait until the journal has confirmed their intents."""
         # The others wait for room to be set aside, perhaps for long.
         stored = self._journal.stored
         waiting = (each for flights in self._unsent.values() for each in flights)
@@ -373,10 +375,8 @@ class InFlightBatches:
 
     def refused_load(self, topic: str) -> tuple[int, int]:
         """Return messages and bytes of a target's flights of which some are being set aside."""
-        if not self._set_aside.load[0]:
-            return 0, 0  # as nearly always
-        flights = (each for each in self._open if each.aside)
-        batches = [each.batch for each in flights if each.key and each.key.topic == topic]
+        # For each target that has messages: a look at all flights would cost too much.
+        batches = [flight.batch for flight in self._refused.get(topic, ())]
         size = sum(len(message.value or b"") for batch in batches for message in batch.messages)
         return sum(map(len, batches)), size
 
@@ -427,6 +427,7 @@ class InFlightBatches:
             owner.left -= 1
             if not owner.left:
                 done.append(owner)
+        # None is too large: a held message becomes a dead letter then, and that one gets smaller.
         for carried in self._set_aside.confirmed():
             flight, index = carried.item
             if carried.place.topic == self._dead_letters:
@@ -527,6 +528,8 @@ class InFlightBatches:
         self._send_aside(flight)
         if not flight.aside:
             self._commit(flight)
+        elif flight.key is not None:
+            self._refused.setdefault(flight.key.topic, set()).add(flight)
 
     def _send_aside(self, flight: InFlightBatch) -> None:
         """Send the refused messages of a flight to their topics without waiting."""
@@ -551,6 +554,8 @@ class InFlightBatches:
     def _commit(self, flight: InFlightBatch) -> None:
         """Keep a flight for the next commits, which are written together."""
         self._open.discard(flight)
+        if flight.key is not None and flight.key.topic in self._refused:
+            self._refused[flight.key.topic].discard(flight)
         if flight.counted:
             self._host.stats.set_aside(flight.counted)
         # What is set aside is released now: its copy was confirmed after the other messages.

@@ -438,3 +438,29 @@ def test_a_message_that_an_earlier_owner_may_still_send_does_not_expire(
     run.progress(5, 0.1)
     run.broker.answer(ORDERS.__eq__)
     assert delivered(run) == ["id-0", "x"]
+
+
+def test_only_the_flights_of_a_target_are_looked_at_for_what_it_refuses(
+    run: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a burst to many targets, each is asked for, and thousands of flights are open."""
+
+    class Unread(set[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("all flights were looked at")
+
+    opened(run, TARGETS)
+    flights = run.publisher.in_flight
+    monkeypatch.setattr(flights, "_open", Unread(flights._open))
+    run.send(3, ORDERS, too_big=True)
+    loads = []
+    for _ in range(10):
+        run.work()
+        run.cycle()
+        run.broker.answer(ORDERS.__eq__)
+        run.wait(0.1)
+        loads.append(flights.refused_load(ORDERS)[0])
+        assert flights.refused_load(INVOICES) == (0, 0)
+    assert max(loads) == 3
+    run.progress(20, 0.1)
+    assert flights.refused_load(ORDERS) == (0, 0)
