@@ -206,7 +206,7 @@ _SPLIT_PARTS = 4
 #: ``_LOOSE_SHARE`` of all rows.
 _LOOSE_ROWS = 49_152
 _LOOSE_SHARE = 200
-#: Parts of a tail that are joined, so that not every added row copies the whole tail.
+#: The parts of a tail are joined beyond this number, because each join copies the whole tail.
 _MOST_PARTS = 128
 _LOWEST_DUE = -(1 << 63)
 

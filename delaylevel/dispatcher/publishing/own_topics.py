@@ -18,7 +18,11 @@ _RETRY_S = 1.0
 
 
 class OwnTopics(OwnPlaces[Item]):
-    """Topics of our own, here named by one of them; what they do not store is sent again."""
+    """Topics of our own; what they do not store is sent again.
+
+    Args:
+        name: what warnings are about.
+    """
 
     def __init__(self, host: Host, name: str) -> None:
         super().__init__(host.client, host.admin, host.descriptions.latest, host.clock, host.loop)
@@ -46,7 +50,8 @@ class OwnTopics(OwnPlaces[Item]):
         for carried in self.poll():
             if carried.reason and carried.reason != TOO_LARGE:
                 topic, reason = carried.place.topic, carried.reason
-                self._warning.failed(f"{topic} did not confirm ({reason}): it is sent again")
+                text = f"{topic} did not confirm a message ({reason}): it is sent again"
+                self._warning.failed(text)
                 self._again.append(carried)
                 self._again_s = self._now_s() + _RETRY_S
                 continue

@@ -203,7 +203,7 @@ class SegmentFile:
             self._write((head, message))
         self.size = at + message.size
         least, most = float(attribute.min()), float(attribute.max())
-        if np.isnan(least):  # one that is no number hides the others: no range leaves this run out
+        if np.isnan(least):  # it hides the other numbers: no range may leave this run out
             least, most = -np.inf, np.inf
         run = Run(
             at + starts[0],

@@ -193,9 +193,8 @@ class SpillDirectory:
         file = self._files.get(low)
         if file is None:
             assert self._path is not None
-            if (
-                not self._path.is_dir()
-            ):  # a program that cleans up has removed it, or it was not made
+            # A program that cleans up has removed it, or it was not made.
+            if not self._path.is_dir():
                 make_private_folder(self._path)
             self._serial += 1
             path = self._path / f"due-{low}-{self._serial}{_SUFFIX}"
