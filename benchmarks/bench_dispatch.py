@@ -59,8 +59,8 @@ from compare import nats
 
 from delaylevel import PartitionBy, PartitionStrategy, topics
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.rest.admin import Admin
+from delaylevel.cluster.rest.http import Rest
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.outcome import PAYLOAD, cancellation
 from delaylevel.model.topic_name import TopicName
@@ -213,7 +213,8 @@ def measure(
     described = topics.describe(admin, TOPIC)
     if deduplicated:
         name = TopicName.parse(TOPIC)
-        admin.set_topic_policies(name, TopicPolicies(deduplication=True))
+        with contextlib.closing(Rest(connection.admin_url)) as rest:
+            rest.post(f"{name.rest_path}/deduplicationEnabled", True)
         wait(lambda: bool(admin.partition_stats(name).deduplication), 30)
     with contextlib.ExitStack() as stack:
 
