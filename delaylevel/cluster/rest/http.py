@@ -359,10 +359,11 @@ class Rest:
             answer = self._once(call, url, _PATIENCE_S if early else whole_s)
         except urllib3.exceptions.HTTPError as error:
             if early and _is_timeout(error) and self._gives_sign(address):
-                # It lives: it is asked once more, with all the time that it may take. Reads that
-                # always take long are not to be sent twice each time.
+                # It lives: it is asked once more, with all the time that it may take, even if it
+                # gives another request no sign of life meanwhile. Reads that always take long are
+                # not to be sent twice each time.
                 address.slow_until_s = time.monotonic() + _SLOW_S
-                return self._ask(call, address, url, whole_s, short=short)
+                return self._ask(call, address, url, whole_s, short=False)
             if early or not (self._is_hasty and _is_timeout(error)):
                 address.no_answer(error)
             raise

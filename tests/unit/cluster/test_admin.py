@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import urllib3
 
 from delaylevel.cluster.port import DelayedDelivery
 from delaylevel.cluster.rest import http
@@ -264,6 +265,32 @@ def test_a_slow_broker_that_lives_is_waited_for(
 
     server.answer = answer
     assert Admin(server.url, timeout_s=60, for_service=True).properties(TOPIC) == {"a": "b"}
+
+
+def test_a_slow_broker_is_waited_for_even_if_it_gives_others_no_sign_of_life(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(http, "_PROBE_TIMEOUT_S", 0.2)
+    asked, ended = threading.Event(), threading.Event()
+
+    def answer(method: str, path: str) -> Answer:
+        if "properties" in path:
+            asked.wait(60)
+        elif asked.is_set():
+            ended.wait(60)
+        else:
+            # Meanwhile, another request finds that the broker hangs.
+            failure = urllib3.exceptions.TimeoutError("no answer in time")
+            http.address_at(server.url).no_answer(failure)
+            asked.set()
+        return FOUND
+
+    server.answer = answer
+    try:
+        assert Admin(server.url, timeout_s=60, for_service=True).properties(TOPIC) == {"a": "b"}
+    finally:
+        ended.set()
 
 
 def test_a_change_waits_for_a_broker_that_pauses_and_is_made_once(
