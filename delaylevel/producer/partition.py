@@ -24,6 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -405,9 +406,10 @@ class PartitionProducer:
                     self.given += 1
                     self._settle(1)
         if awaited and self.batches:
-            # Who waits for a message does not wait for its batch to fill. A failure reaches it.
-            with in_client:
-                first_error([producer.flush])
+            # Who waits for a message does not wait for its batch to fill. A failure reaches the
+            # message, and says nothing about the opening.
+            with in_client, suppress(Exception):
+                producer.flush()
 
     def _refuse(self, error: Exception) -> None:
         """End all waiting messages; the next one opens the producer again."""

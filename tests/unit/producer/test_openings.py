@@ -280,6 +280,32 @@ def test_a_producer_that_opens_after_the_end_is_closed(door_of: Open, openings: 
     assert level.stored == []
 
 
+@in_threads
+def test_a_flush_that_fails_behind_the_opening_opens_no_second_producer(
+    door_of: Open, openings: Openings
+) -> None:
+    class Extended(OpenedProducer):
+        """A producer of an application, with an error of its own."""
+
+        def flush(self) -> None:
+            super().flush()
+            raise RuntimeError("no trace")
+
+    door, level = door_of(), Extended()
+    waiting = threading.Thread(
+        target=door.producer.send, args=(b"1",), kwargs={"deliver_after": TWO_DAYS}
+    )
+    waiting.start()
+    eventually(lambda: openings.calls, "the opening")
+    openings.calls[0](level, None)
+    waiting.join(60)
+    (partition,) = door.producer._parked.values()
+    eventually(lambda: not partition.is_outstanding(), "the end of the thread that opens it")
+    door.send(b"2")
+    door.wait_for_calls()
+    assert (level.taken, len(openings.calls)) == ([b"1", b"2"], 1)
+
+
 # -- cancelled calls, turns in a queue and event loops of the asyncio producer
 
 
