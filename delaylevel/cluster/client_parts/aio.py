@@ -23,9 +23,12 @@ async def check_create_producer(topic: Any, options: dict[str, Any]) -> None:
     if isinstance(options.get("schema"), pulsar.schema.Schema):
         # The client attaches itself to the schema.
         options = {**options, "schema": copy.copy(options["schema"])}
-    # A core that answers at once: its first request comes after all checks.
-    core = SimpleNamespace(create_producer_async_v2=lambda topic, conf, done: done(None))
-    await ASYNCIO_CREATE_PRODUCER(SimpleNamespace(_client=core), topic, **options)
+    core = SimpleNamespace(create_producer_async_v2=lambda *_: None)
+    steps = ASYNCIO_CREATE_PRODUCER(SimpleNamespace(_client=core), topic, **options)
+    # Its first request comes after all checks, and gets no answer. An answer would come in later
+    # steps of the event loop, where the client complains of it if the call was cancelled meanwhile.
+    steps.send(None)
+    steps.close()
     if not isinstance(topic, str):
         raise TypeError(f"topic must be a str, not {type(topic).__name__}")
 

@@ -17,6 +17,7 @@ import pulsar
 import pulsar.asyncio
 import pytest
 
+from delaylevel.cluster.client_parts.aio import check_create_producer
 from delaylevel.errors import (
     DelayLevelError,
     InvalidInputError,
@@ -374,6 +375,24 @@ def test_a_producer_belongs_to_its_event_loop(door_of: Open, openings: Openings)
             asyncio.run(call(b"2"))
     door.end()
     openings.end()  # the outcome comes for a loop that is closed
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_a_cancelled_creation_leaves_nothing_to_the_event_loop(steps: int) -> None:
+    complaints: list[dict[str, Any]] = []
+
+    async def create() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, each: complaints.append(each))
+        creation = loop.create_task(check_create_producer("orders", {}))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        creation.cancel()
+        await asyncio.wait([creation])
+        await asyncio.sleep(0)
+
+    asyncio.run(create())
+    assert complaints == []
 
 
 def test_closing_a_client_leaves_no_callback_behind() -> None:
