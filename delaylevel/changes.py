@@ -35,7 +35,7 @@ _THREADS = 8
 Change = Callable[[Any, Receipt], Outcome | Rescheduled]
 Note = Callable[[str], None]
 
-#: The changes, each a call of a producer; to reschedule takes ``deliver_at``, too.
+#: The changes, each a call of a producer; ``reschedule`` also takes ``deliver_at``.
 cancel: Change = DelayLevelProducer.cancel
 fire: Change = DelayLevelProducer.fire_now
 reschedule: Callable[..., Rescheduled] = DelayLevelProducer.reschedule

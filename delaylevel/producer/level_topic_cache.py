@@ -77,7 +77,7 @@ class LevelTopicCache:
             threading.Thread(target=refresh, name="delaylevel-refresh", daemon=True).start()
 
     def refresh(self, every_s: float = _REFUSED_EVERY_S) -> bool:
-        """Read the description, at most once in a time; return True if the routing changed."""
+        """Read the description unless that was just done; return True if the routing changed."""
         known = self.routing
         with self._lock:
             if self.routing is not known:
