@@ -27,7 +27,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDe
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters
-from delaylevel.testing import MemoryPulsar
+from delaylevel.testing import ManualClock, MemoryPulsar
 
 DAY = timedelta(days=1)
 NOW = timedelta(0)
@@ -119,6 +119,15 @@ def test_every_retry_is_handled_at_its_own_time(scene: Scene) -> None:
     counts = scene.counts
     assert (counts.received, counts.failed, counts.retried, counts.dead) == (5, 5, 4, 1)
     assert scene.retries() == []
+
+
+def test_a_retry_is_handled_by_a_clock_that_begins_in_1970() -> None:
+    with MemoryPulsar(ManualClock(start_ms=0)) as memory:
+        scene = Scene(memory)
+        scene.fail(ValueError("no funds"), retry=Backoff("10s", "1m"))
+        memory.advance(timedelta(minutes=2))
+        assert (scene.attempts, len(scene.reasons())) == ([1, 2, 3], 1)
+        scene.app.close()
 
 
 class Order(Record):

@@ -75,6 +75,11 @@ def test_invalid_values_are_refused_with_a_remedy(
         due_time_ms(deliver_at, deliver_after, T0)
 
 
+@pytest.mark.parametrize("due_ms", [1, 5_000, 99_999_999_999])
+def test_every_time_is_a_due_time_for_a_clock_that_begins_in_1970(due_ms: int) -> None:
+    assert due_time_ms(due_ms, None, now_ms=5_000) == due_ms
+
+
 @examples(60)
 @given(
     st.none() | st.integers() | st.datetimes(timezones=st.none() | st.timezones()) | st.floats(),
