@@ -376,7 +376,7 @@ class SparkSyncJob:
             roster = Roster(admin, settings.level_topics, serve)
             roster.start()
         # Spark's query has a fixed set of level topics, so those that are refused wait for the next
-        # start. None should wait that long for a failure that may pass, or for another mover's end.
+        # start. None should wait that long for a failure that may pass.
         for error in roster.errors.values():
             if may_pass(error):
                 raise error

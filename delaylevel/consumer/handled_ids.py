@@ -270,7 +270,7 @@ class TopicIds(HandledIds):
     def _store(self, key: int, saved: Callable[[], object]) -> None:
         # If the topic refuses the ID or does not answer, the message was handled all the same, and
         # would certainly be handled again if it stayed unacknowledged. So `saved` is called, the
-        # failure is logged, and the ID is stored together with a later one.
+        # failure is logged, and the ID is sent again after a pause.
         with self._changed:
             if time.monotonic() < self._retry_s:
                 # The topic refused a moment ago, and no handler is to wait for its next answer.
@@ -492,16 +492,19 @@ def _prepare(client: Any, topic: TopicName) -> str:
     """Create the topic if the client may, and return the name of its first partition."""
     admin = getattr(client, "admin", None)
     if admin is not None:
-        for create in (
-            partial(admin.create_partitioned, topic, 1),
-            partial(admin.create_subscription, topic, SUBSCRIPTION, earliest=True),
+        for lack, create in (
+            ("was not created", partial(admin.create_partitioned, topic, 1)),
+            (
+                "has no subscription",
+                partial(admin.create_subscription, topic, SUBSCRIPTION, earliest=True),
+            ),
         ):
             try:
                 create()
             except ConflictError:
                 pass
             except AdminError as error:
-                log.info("%s was not created (%s): the client tries it", topic, error.reason)
+                log.info("%s %s (%s): the client tries it", topic, lack, error.reason)
         try:
             apply_policies(admin, topic, OURS)
         except AdminError as error:
