@@ -171,6 +171,12 @@ def test_a_wrong_topic_is_refused(topic: Any) -> None:
         Listeners(None).on(topic, subscription="billing")(handle)
 
 
+def test_a_list_of_topics_is_refused_with_the_remedy() -> None:
+    several: Any = ["orders", "invoices"]
+    with pytest.raises(InvalidInputError, match=r"'handle'.*register each topic by itself"):
+        Listeners(None).on(several, subscription="billing")(handle)
+
+
 def test_two_handlers_of_one_subscription_are_refused() -> None:
     app = Listeners(None)
     app.on("orders", subscription="billing")(handle)

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pulsar
+from pydantic.alias_generators import to_camel
 
 from delaylevel import topics
 from delaylevel.cluster.locks import PartitionLock
@@ -57,6 +58,16 @@ def test_host_names_are_verified_unless_told_otherwise(
     parsed = SyncOptions.parse({"levelTopics": "orders-delay-level", **given})
     connection = Connection.load(**dict(parsed.connection), environ={})
     assert connection.tls_validate_hostname is verified
+
+
+def test_no_secret_of_a_connection_is_an_option() -> None:
+    """Plans and checkpoints show the options."""
+    fields = Connection.model_fields.items()
+    secrets = [name for name, field in fields if "Secret" in str(field.annotation)]
+    assert secrets
+    for name in secrets:
+        with pytest.raises(ConfigError, match="unknown option"):
+            SyncOptions.parse({"levelTopics": "orders-delay-level", to_camel(name): "s3cret"})
 
 
 def test_the_start_of_a_query_is_that_of_the_subscription() -> None:
