@@ -207,6 +207,7 @@ class Listening:
     @contextmanager
     def _alone(self, steps: Coroutine[Any, Any, Any]) -> Iterator[None]:
         if self._busy:
+            steps.close()  # Python warns of a coroutine that is neither run nor closed
             raise InvalidInputError(
                 "a handler advances the clock: only the test does; a handler sends delayed messages"
             )

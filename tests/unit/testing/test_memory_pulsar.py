@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import re
 import textwrap
@@ -20,6 +21,7 @@ import delaylevel.asyncio
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, testing
 from delaylevel.cluster import threads
 from delaylevel.cluster.port import NamespacePolicies, TopicAdmin
+from delaylevel.consumer import Listeners, ReceivedMessage
 from delaylevel.errors import DelayLevelError, InvalidInputError, UnsafeNamespaceError
 from delaylevel.inspection import Selection
 from delaylevel.model.level_topic import FinalWindow
@@ -120,6 +122,23 @@ def test_no_call_blocks(memory: MemoryPulsar) -> None:
     with pytest.raises(pulsar.Timeout):
         consumer.receive(600_000)
     assert consumer.batch_receive() == []
+
+
+def test_a_handler_that_advances_the_clock_gets_one_error_and_no_warning(
+    memory: MemoryPulsar, recwarn: pytest.WarningsRecorder
+) -> None:
+    app = Listeners(memory.client())
+
+    @app.on("orders", subscription="billing", retry=False)
+    def bill(_: ReceivedMessage) -> None:
+        with pytest.raises(InvalidInputError, match="only the test does"):
+            memory.advance(DAY)
+
+    memory.client().create_producer("orders").send(b"1")
+    memory.advance(timedelta(0))
+    gc.collect()
+    assert app.listeners[0].stats.counts().handled == 1
+    assert not recwarn.list
 
 
 def test_hand_offs_continue_across_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
