@@ -38,6 +38,9 @@ _SIZE = TypeAdapter(ByteSize)
 def parse_size(text: str) -> int:
     """Parse a size such as ``1024``, ``1KiB`` or ``2MB``, in bytes."""
     try:
+        # pydantic ignores what follows a number: it would take 1,024 for 1.
+        if ByteSize.byte_string_re.fullmatch(text.strip()) is None:
+            raise ValueError
         return int(_SIZE.validate_python(text.strip()))
     except ValueError:
         raise ValueError(f"{text!r} is no size: write 1024, 1KiB or 2MB") from None

@@ -70,7 +70,10 @@ def test_plan_shows_load_plans_and_the_command_for_the_recommended_one() -> None
     assert [json.loads(line) for line in lines.stdout.splitlines()] == result["plans"]
 
 
-@pytest.mark.parametrize("wrong", [[*BASE[:-1], "big"], [*BASE, "--mean-delay", "40d"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [*([*BASE[:-1], size] for size in ("big", "1,024", "-5")), [*BASE, "--mean-delay", "40d"]],
+)
 def test_wrong_loads_are_refused(wrong: list[str]) -> None:
     assert CliRunner().invoke(cli, wrong).exit_code == 2
 
