@@ -70,6 +70,8 @@ def wrapped(text: str, width: int | None, indent: str = "", hanging: str | None 
         return indent + text
     # textwrap does not divide at these spaces, so a command in backticks can be copied.
     whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\xa0"), text)
+    # It counts characters: a wide one gets a second one.
+    whole = "".join(one + "\0" * (_cells_of(one) - 1) for one in whole)
     filled = textwrap.fill(
         whole,
         width,
@@ -78,7 +80,7 @@ def wrapped(text: str, width: int | None, indent: str = "", hanging: str | None 
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return filled.replace("\xa0", " ")
+    return filled.replace("\xa0", " ").replace("\0", "")
 
 
 def _cells_of(one: str) -> int:
