@@ -40,7 +40,8 @@ def row_view(row: PendingRow, payload: bool, output: str) -> dict[str, Any]:
     value: bytes | None = view.pop("value")
     view["position"] = f"{view.pop('ledger')}:{view.pop('entry')}:{view.pop('batch')}"
     if output == "table":
-        view["payload"] = value and value[:_PAYLOAD_BYTES].decode(errors="replace")
+        text = None if value is None else value[:_PAYLOAD_BYTES].decode(errors="replace")
+        view["payload"] = text
     elif payload:
         view["value_base64"] = None if value is None else base64.b64encode(value).decode()
     return view
@@ -59,9 +60,9 @@ class _Group(Group):
     """A group in which ``delaylevel pending TOPIC`` means ``delaylevel pending list TOPIC``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert ``list`` if the first word is not a command, and no other word follows it."""
+        """Insert ``list`` before options, or before a topic that no other word follows."""
         other = args and args[0] not in (*self.commands, "-h", "--help")
-        if other and (not args[1:] or args[1].startswith("-")):
+        if other and (not args[1:] or any(word.startswith("-") for word in args[:2])):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 

@@ -31,6 +31,7 @@ from support.python import python
         ("broker start --broker-conf novalue", "KEY=VALUE"),
         ("broker start --name ../x", "name"),
         ("pending lst orders", "No such command 'lst'"),
+        ("pending --limit x orders", "Invalid value for '--limit'"),  # options before the topic
         ("xyzzy", "No such command 'xyzzy'"),
         ("levels expand orders", "give the new longest delay"),
         ("levels expand orders --then hour:48h:5m", "a lead cannot be changed"),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from delaylevel import PartitionStrategy
 from delaylevel.cli import run
 from delaylevel.cli.options import TIME, parse_time_ms
+from delaylevel.cli.pending import row_view
 from delaylevel.cli.run import progress_lines, serving_lines, starting
 from delaylevel.cli.views import output
 from delaylevel.cli.views.output import emit, finish, progress
@@ -25,6 +26,7 @@ from delaylevel.cli.views.terminal import cells, cut, printable, wrapped
 from delaylevel.dispatcher.assignment import ServedGroup
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
 from delaylevel.errors import BrokerError
+from delaylevel.inspection.rows import PendingRow
 from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.formatting import format_instant
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -106,6 +108,14 @@ def test_prose_is_wrapped_between_words_and_commands_stay_whole() -> None:
     ]
     # A command that is too long for the terminal has a line of its own, which can be copied.
     assert "  `delaylevel mover run orders`" in wrapped(text, 20, "  ").splitlines()
+    assert wrapped("注文 注文 ab", 9).splitlines() == ["注文 注文", "ab"]
+
+
+@pytest.mark.parametrize(("value", "shown"), [(b"", ""), (None, "-"), (b"pay", "pay")])
+def test_an_empty_payload_is_empty_in_a_table(value: bytes | None, shown: str) -> None:
+    fields = dict.fromkeys(PendingRow._fields, 0) | {"key": None, "value": value}
+    row = row_view(PendingRow(**fields), True, "table")  # type: ignore[arg-type]
+    assert render([row], [Column("payload")]).split("\n") == ["PAYLOAD", shown]
 
 
 def test_a_table_has_no_borders_and_aligned_columns() -> None:

@@ -220,7 +220,8 @@ def test_the_command_shows_rows_and_averages(
     assert head.split() == ["DUE", "KEY", "SIZE", "WAITS", "IN", "ID"]
     assert len(lines) == 3
     assert shown.stderr == "There are more than 3; --limit 0 shows all.\n"
-    assert run("list", "orders", "--limit", "3").stdout == shown.stdout
+    for same in (("list", "orders", "--limit", "3"), ("--limit", "3", "orders")):
+        assert run(*same).stdout == shown.stdout
     found = run("orders", "--limit", "0", "-o", "jsonl").stdout.splitlines()
     rows = [json.loads(line) for line in found]
     assert [row["due_ms"] for row in rows] == pending.dues
