@@ -141,6 +141,23 @@ def test_a_handler_that_advances_the_clock_gets_one_error_and_no_warning(
     assert not recwarn.list
 
 
+def test_a_process_that_ends_with_its_seek_has_sought(memory: MemoryPulsar) -> None:
+    client = memory.client()
+    consumer = client.subscribe("t", "s", ConsumerType.Shared)
+    producer = client.create_producer("t", batching_enabled=False)
+    stored = [producer.send(b"%d" % number) for number in range(6)]
+    for number in range(6):
+        message = consumer.receive()
+        if number == 4:
+            consumer.acknowledge(message)
+    memory.crash_after(1)
+    with pytest.raises(testing.Crashed):
+        consumer.seek(stored[2])
+    memory.crash_after(None)
+    again = memory.client().subscribe("t", "s", ConsumerType.Shared)
+    assert received(again) == [b"2", b"3", b"4", b"5"]
+
+
 def test_hand_offs_continue_across_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "ENTRIES_PER_LEDGER", 2)
     memory = MemoryPulsar()
