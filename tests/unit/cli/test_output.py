@@ -113,8 +113,8 @@ def test_prose_is_wrapped_between_words_and_commands_stay_whole() -> None:
 
 @pytest.mark.parametrize(("value", "shown"), [(b"", ""), (None, "-"), (b"pay", "pay")])
 def test_an_empty_payload_is_empty_in_a_table(value: bytes | None, shown: str) -> None:
-    fields = dict.fromkeys(PendingRow._fields, 0) | {"key": None, "value": value}
-    row = row_view(PendingRow(**fields), True, "table")  # type: ignore[arg-type]
+    fields: dict[str, Any] = {**dict.fromkeys(PendingRow._fields, 0), "value": value}
+    row = row_view(PendingRow(**fields), True, "table")
     assert render([row], [Column("payload")]).split("\n") == ["PAYLOAD", shown]
 
 

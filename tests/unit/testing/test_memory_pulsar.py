@@ -71,6 +71,7 @@ def test_the_example_in_the_documentation_runs() -> None:
     names: dict[str, Any] = {"MemoryPulsar": MemoryPulsar, "timedelta": timedelta}
     exec(textwrap.dedent(example), names)
     names["test_the_reminder_is_sent_three_days_later"]()
+    assert dir(testing) == sorted(testing.__all__)
 
 
 def test_a_manual_clock_moves_when_told_and_a_step_moves_only_the_wall_clock() -> None:
