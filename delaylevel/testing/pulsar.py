@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -44,7 +44,9 @@ from .admin import MemoryAdmin
 from .clock import ManualClock, check_duration
 
 if TYPE_CHECKING:
+    from delaylevel.consumer.handled_ids import HandledIds
     from delaylevel.consumer.listeners import Listeners
+    from delaylevel.consumer.retry_publisher import RetryPublisher
 
 T = TypeVar("T")
 Handled = Callable[[Listener, ReceivedMessage], object]
@@ -55,10 +57,19 @@ class MemoryListener(RunningListener):
 
     threaded = False
 
-    def __init__(self, listening: Listening, *parts: Any) -> None:
-        *others, self._subscribe = parts
-        super().__init__(*(*others, ()))  # no consumers for threads, which do not run here
+    def __init__(
+        self,
+        listening: Listening,
+        listener: Listener,
+        publisher: RetryPublisher,
+        handled: HandledIds | None,
+        clock: Clock,
+        subscribe: Sequence[Callable[[int], Any]],
+    ) -> None:
+        # Without consumers for threads, which do not run here.
+        super().__init__(listener, publisher, handled, clock, ())
         self._listening = listening
+        self._subscribe = subscribe
         self._consumers: list[Any] = []
         self._tally = self.listener.stats.tally()
 
