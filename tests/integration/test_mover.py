@@ -100,7 +100,7 @@ def test_what_is_encrypted_becomes_a_dead_letter_with_its_properties(
     send(description.held_topic.partition(0).full)
     clock.advance(5 * 3_600_000)
     mover = world.mover(description, clock)
-    assert mover.run_once().dead == {REASON: 6}
+    assert mover.run_once().dead == 6
     world.drained(description)
     assert letters(description) == {True: 4, False: 2}
     send(description.window_topic.partition(0).full)
