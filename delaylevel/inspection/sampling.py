@@ -21,6 +21,7 @@ from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.envelope import COMPRESSION
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import ParkedMessage, batch_size, parked_message
+from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import PendingRange
 
 from .horizon import Distribution
@@ -61,12 +62,20 @@ def sample(snapshot: PendingSnapshot) -> list[Distribution] | None:
 
 def _samplers(snapshot: PendingSnapshot) -> list[_RangeSampler]:
     admin, samplers = snapshot.admin, []
+    names = [item.source.name for item in snapshot.ranges]
+    topics = {name.without_partition for name in names if name.partition_index is not None}
+    stats = dict(zip(topics, in_parallel(admin.partitioned_stats, topics), strict=True))
+
+    def messages_in(name: TopicName) -> int:
+        # A business topic may have no partitions, and a broker may leave some out.
+        found = stats.get(name.without_partition, {}).get(name.partition_index or 0)
+        return (found or admin.partition_stats(name)).messages_in
+
     # Messages before entries: a message that is published in between must not raise the mean.
-    stats = in_parallel(lambda item: admin.partition_stats(item.source.name), snapshot.ranges)
-    contents = in_parallel(lambda item: admin.contents(item.source.name), snapshot.ranges)
-    for item, arrived, (ledgers, added) in zip(snapshot.ranges, stats, contents, strict=True):
+    messages = in_parallel(messages_in, names)
+    contents = in_parallel(admin.contents, names)
+    for item, count, (ledgers, added) in zip(snapshot.ranges, messages, contents, strict=True):
         entries = EntryRange(ledgers, item.start, item.end)
-        count = arrived.messages_in
         # The broker's counters begin when it opens a topic, and may not include all entries.
         per_entry = count / added if count and added and added >= len(entries) else None
         counted = per_entry is not None and added == len(entries)

@@ -208,7 +208,9 @@ class Partitions:
             for name, sizes in self._batches.items()
         ]
         self.admin = SimpleNamespace(
-            partition_stats=lambda name: PartitionStats(0, {}), contents=self._contents
+            partitioned_stats=lambda topic: {},
+            partition_stats=lambda name: PartitionStats(0, {}),
+            contents=self._contents,
         )
 
     def _contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
