@@ -61,7 +61,6 @@ from delaylevel.dispatcher.journal.records import (
     Record,
     Refused,
     Released,
-    Resolved,
 )
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import DelayLevelError, InvalidInputError
@@ -83,10 +82,10 @@ _SINGLE = 200
 #: Time after a takeover, and after the latest record, up to which an earlier owner may send what is
 #: due, ms: one second after that record, and some more to be sure.
 UNCLEAR_MS = 5_000
-_REASONS = {
-    DispositionKind.HELD: "its target could not be written: the message is held, or was",
-    DispositionKind.DROPPED: "dropped: its target does not exist",
-    DispositionKind.EXPIRED: "expired",
+_REASONS: dict[DispositionKind, str] = {
+    "held": "its target could not be written: the message is held, or was",
+    "dropped": "dropped: its target does not exist",
+    "expired": "expired",
 }
 # Number of reads of a call that finds only cancelled messages.
 _LOOKS = 20
@@ -321,7 +320,7 @@ class Cancellations:
             return [], decided
         # The messages are pending, so none of them is above the last position that was offered.
         until = self._queue.last_offered + 1
-        record = Disposition(DispositionKind.CANCELLED, until, IdColumns.of(list(revoked)))
+        record = Disposition("cancelled", until, IdColumns.of(list(revoked)))
         self._state.apply(record)
         self.cancelled += len(revoked)
         return [record], decided
@@ -658,10 +657,10 @@ class DelayQueue:
 
     # -- intents from before the takeover
 
-    def resolve(self, number: int, stored: npt.ArrayLike) -> list[Intent | Resolved]:
+    def resolve(self, number: int, stored: npt.ArrayLike) -> list[Intent | Commit]:
         """Close an intent; its messages that the broker has not ``stored`` are pending again."""
         intent, mask = self.unresolved[number], np.asarray(stored, dtype=np.bool_)
-        records: list[Intent | Resolved] = []
+        records: list[Intent | Commit] = []
         if intent.target and not mask.all():
             # The client of an earlier owner sends the others again once the name of its producer is
             # free, and no higher sequence ID came. So an intent of them stays open until they are
@@ -671,7 +670,7 @@ class DelayQueue:
             self._reopened.append(uncertain)
             records.append(uncertain)
         released, ids = intent.positions[mask], intent.ids.at(mask)
-        records.append(Resolved(number, released))
+        records.append(Commit(number, released[:0], released))
         for record in records:
             self.state.apply(record)
         for position in released.tolist():
@@ -712,13 +711,14 @@ class DelayQueue:
             found |= np.isin(positions, intent.positions)
         return found
 
-    def close_reopened(self) -> list[Resolved]:
+    def close_reopened(self) -> list[Commit]:
         """Close the intents whose messages were pending again, and are all released now."""
         is_released = self.state.is_released
         closed = [one for one in self._reopened if is_released(one.positions).all()]
         numbers = {one.number for one in closed}
         self._reopened = [one for one in self._reopened if one.number not in numbers]
-        records = [Resolved(one.number, one.positions[:0]) for one in closed]
+        none = np.zeros(0, dtype=np.int64)
+        records = [Commit(one.number, none, none) for one in closed]
         for record in records:
             self.state.apply(record)
         return records

@@ -1,7 +1,7 @@
 """Messages of the window topic in the form in which the delay queue keeps them.
 
-A record is a `WindowMessage`, a `Cancellation`, or a plain tuple with the fields of `PackedRecord`,
-which has its stored form already: that is how nearly every message is read. The first two fields
+A record is a `WindowMessage`, a `Cancellation`, or a plain tuple that has the stored
+form of a message already: that is how nearly every message is read. The first two fields
 identify the message among its copies. All values can be marshalled, because the queue may write
 them to disk.
 """
@@ -76,7 +76,7 @@ _NEVER = str(NEVER_MS)
 _MAX_KINDS = 4096
 Key = TypeVar("Key")
 _is_ours = re.compile(re.escape(PREFIX)).match
-#: A `WindowMessage`, a `Cancellation`, or a plain tuple with the fields of `PackedRecord`.
+#: A `WindowMessage`, a `Cancellation`, or a plain tuple with the places of `STORED` and others.
 MessageRecord: TypeAlias = "tuple[Any, ...]"
 
 #: First byte of a stored form.
@@ -100,48 +100,27 @@ def _offset(key: str) -> int:
 # process, and its ID follows from the number that identifies it, unless the application gave the
 # ID. Without further fields, the stored form is a few bytes and the payload. Any other record is
 # marshalled as it is. The stored form is never read by another process.
-class StoredKind(NamedTuple):
-    """Values that the records of many messages have in common; ``id_key`` is their ID key."""
-
-    target: str
-    schema: str
-    compression: str
-    id_key: str
-
-    @property
-    def source(self) -> str:
-        """Topic in the IDs of the messages; empty if their IDs do not follow from the numbers."""
-        return self.id_key.partition("\n")[2]
+# A plain tuple that stands for a message: to make a named one costs more. Its fields are ID key,
+# number of the ID, due time, the form that `unpacked` reads, size of the payload, and properties.
+STORED, _SIZE, _PROPERTIES = 3, 4, 5
 
 
-class PackedRecord(NamedTuple):
-    """The fields of a plain tuple that stands for a message: to make a named one costs more."""
-
-    id_key: str
-    id: int
-    due_ms: int
-    stored: bytes  # the form that `unpacked` reads
-    size: int
-    properties: Mapping[str, str]
-
-
-STORED = PackedRecord._fields.index("stored")
-
-
-# The kinds of this process with their sources, and their numbers, which never change.
-_KINDS: list[tuple[StoredKind, str]] = []
-_NUMBERS: dict[StoredKind, int] = {}
+# The kinds of this process: target, schema, compression, ID key, and the topic in the IDs, which is
+# empty if IDs do not follow from the numbers. Their numbers never change.
+_KINDS: list[tuple[str, str, str, str, str]] = []
+_NUMBERS: dict[tuple[str, str, str, str], int] = {}
 _ADDING = threading.Lock()
 
 
-def kind_number(kind: StoredKind) -> int | None:
+def kind_number(target: str, schema: str, compression: str, id_key: str) -> int | None:
     """Return the number of a kind in this process; None if there are too many kinds."""
+    kind = target, schema, compression, id_key
     number = _NUMBERS.get(kind)
     if number is not None:
         return number
     with _ADDING:
         if kind not in _NUMBERS and len(_KINDS) < _MOST_KINDS:
-            _KINDS.append((kind, kind.source))
+            _KINDS.append((*kind, id_key.removeprefix(f"{target}\n")))
             _NUMBERS[kind] = len(_KINDS) - 1
         return _NUMBERS.get(kind)
 
@@ -172,7 +151,7 @@ def unpacked(stored: bytes) -> WindowMessage | Cancellation:
     tag = stored[0]
     if tag == PLAIN:
         _, kind, number, due_ms = _HEAD.unpack_from(stored)
-        (target, schema, compression, id_key), source = _KINDS[kind]
+        target, schema, compression, id_key, source = _KINDS[kind]
         name = _position_id(source, number)
         properties = {DUE: str(due_ms), TARGET: target, ID: name}
         value = stored[_HEAD.size :]
@@ -192,7 +171,7 @@ def unpacked(stored: bytes) -> WindowMessage | Cancellation:
     is_null, name, key, ordering_key, event_ms, properties, expires_ms = marshal.loads(
         stored[start : start + size]
     )
-    (target, schema, compression, id_key), source = _KINDS[kind]
+    target, schema, compression, id_key, source = _KINDS[kind]
     if name is None:
         name = _position_id(source, number)
     properties[DUE], properties[TARGET], properties[ID] = str(due_ms), target, name
@@ -301,8 +280,9 @@ def _is_time(text: str) -> bool:
     return len(text) == DUE_DIGITS and text.isdecimal() and text.isascii() and text[0] != "0"
 
 
-_Kind: TypeAlias = "tuple[StoredKind | None, dict[str, int]]"
-_UNKNOWN: _Kind = None, {}
+# Target, schema, compression and ID key of messages whose first position is in this window
+# partition, and the numbers of their kinds by ID key.
+_Checked: TypeAlias = "tuple[str, str, str, str, dict[str, int]]"
 
 
 class Recorder:
@@ -333,9 +313,8 @@ class Recorder:
         self.packed = self._with_delay if with_delay else self._packed
         self._topic = topic
         self._source = topic.removeprefix("persistent://")
-        # By target, schema and compression as they are spelled, the kind of the messages whose
-        # first position is in this window partition, and its number and those of other ID keys.
-        self._kinds: dict[tuple[str | None, str | None, str | None], _Kind] = {}
+        # By target, schema and compression as they are spelled.
+        self._kinds: dict[tuple[str | None, str | None, str | None], _Checked] = {}
         self._known: LevelTopicDescription | None = None  # the description behind the kinds
         self._last_stored = last_stored
         self._now_s = now_s
@@ -369,7 +348,7 @@ class Recorder:
         if self._known is not self.descriptions.latest():
             self._known = self.descriptions.latest()
             self._kinds = {}
-        kind, numbers = self._kinds.get((target, schema, compression), _UNKNOWN)
+        kind = self._kinds.get((target, schema, compression))
         if (
             kind is None
             or len(due) != DUE_DIGITS
@@ -380,7 +359,7 @@ class Recorder:
             or (batch < 0 and message.encryption_context() is not None)
         ):
             return self._record_checked(message, ledger, entry, batch)
-        id_key, name = kind.id_key, None
+        (target, schema, compression, id_key, numbers), name = kind, None
         if own_id is None:
             number = ledger << ENTRY_BITS | entry << 10 | (batch + 1)
             if ledger >= LEDGER_LIMIT or entry >= ENTRY_LIMIT or batch >= LAST_INDEX:
@@ -388,15 +367,15 @@ class Recorder:
         elif not own_id:
             return self._record_checked(message, ledger, entry, batch)
         if own_id:
-            id_key, number = _id_number(own_id, kind.target)
+            id_key, number = _id_number(own_id, target)
         stored_kind = numbers.get(id_key)
         if stored_kind is None:
-            stored_kind = kind_number(kind._replace(id_key=id_key))
+            stored_kind = kind_number(target, schema, compression, id_key)
             if stored_kind is None:
                 return self._record_checked(message, ledger, entry, batch)
             numbers[id_key] = stored_kind
         # An ID that follows from the number and the kind's source is not stored.
-        if own_id and not _KINDS[stored_kind][1]:
+        if own_id and not _KINDS[stored_kind][-1]:
             name = own_id
         due_ms, event_ms, value = int(due), message.event_timestamp(), message.data()
         if value and not (properties or key or ordering_key or event_ms or name or expires):
@@ -420,8 +399,7 @@ class Recorder:
             if len(self._kinds) >= _MAX_KINDS:
                 self._kinds = {}
             id_key = _id_key(found.target, self._source, "")
-            kind = StoredKind(found.target, found.schema, found.compression, id_key)
-            self._kinds[spelled] = kind, {}
+            self._kinds[spelled] = found.target, found.schema, found.compression, id_key, {}
         return found
 
     def __call__(self, message: ParkedMessage) -> WindowMessage | Cancellation | None:
@@ -535,10 +513,6 @@ class Batch:
     def messages(self) -> list[WindowMessage]:
         """The records of a batch that is due: no cancellations, and none is packed; shape (n,)."""
         return cast("list[WindowMessage]", self.records)
-
-
-_SIZE = PackedRecord._fields.index("size")
-_PROPERTIES = PackedRecord._fields.index("properties")
 
 
 # Every message has one number: the size of its payload, its delay in the window (from its publish

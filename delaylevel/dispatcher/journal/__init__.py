@@ -50,7 +50,7 @@ release of another one's.
    low watermark.
 7. After a takeover, nothing is published to a target until its unresolved intents are resolved: a
    later sequence ID would make an earlier message look stored. The next intent is confirmed after
-   their Resolved records, because the journal keeps the order.
+   their Commit records, because the journal keeps the order.
 8. A message is cancelled by a Disposition record, and only if it is pending and was not due 5 s
    after the takeover, nor 5 s after the latest publish time of a record: by rule 1, no earlier
    owner has sent it then, nor will, whatever the clocks of both say. Snapshots keep that time. What
@@ -66,8 +66,8 @@ States of one message
 ---------------------
 - *pending*: in the window topic, and in none of the states below. The journal does not mention it.
   It waits for its due time, or for its target.
-- *intended* (with deduplication): part of an open intent, which is one without a Commit or Resolved
-  record. A message that is being published without one is pending here.
+- *intended* (with deduplication): part of an open intent, which is one without a Commit record. A
+  message that is being published without one is pending here.
 - *refused* (with deduplication): its target has certainly not stored it, and it is set aside
   instead, also after a takeover. Its intent may be open or resolved.
 - *released*: published, set aside, or dropped. The journal has its position. It also has its ID,
@@ -81,8 +81,7 @@ States of one message
   was left out gets here from pending.
 
 State and record -> state; "+ID" means that the ID is remembered; "-" marks pairs that an owner
-never writes. A Commit or Resolved record whose intent is older than the journal's first record is
-ignored.
+never writes. A Commit record whose intent is older than the journal's first record is ignored.
 
 ==================================  =========  ============  ============  ========  =========
 record                              pending    intended      refused       released  cancelled
@@ -93,8 +92,8 @@ Intent, lists the message           intended   intended      refused       -    
 Refused, lists the message          -          refused       refused       -         -
 Commit of its intent                -          released +ID  released +ID  -         -
 Commit of its intent, held          -          released      released      -         -
-Resolved of its intent, listed      -          released +ID  -             -         -
-Resolved of its intent, not listed  -          pending       refused       released  -
+Commit that lists it as stored      -          released +ID  -             -         -
+Commit that lists others as stored  -          pending       refused       released  -
 Disposition, cancelled, its ID      cancelled  -             -             -         cancelled
 Disposition of another kind, ID     -          intended      refused       -         -
 LowWatermark above its position     below      -             below         below     below
@@ -119,12 +118,12 @@ Recovery
 3. Begin to resolve each open intent. The broker is asked in the background for the last sequence
    ID of the target: the messages up to there are stored, except refused ones. Only a topic that
    does not exist has stored nothing. While a target refuses to be opened, its intents stay open:
-   their messages wait, and the low watermark does not pass them. A Resolved record is written when
-   all messages of its intent have an answer. The client of an earlier owner, which was suspended,
-   may still send what is not stored, once nobody else uses the producer's name. So an intent of
-   these messages without sequence IDs precedes the Resolved record. It stays open, in later
-   recoveries too, until they are released again. None of them expires: the release has a higher
-   sequence ID, so the broker then drops what that client sends.
+   their messages wait, and the low watermark does not pass them. A Commit record lists what is
+   stored, once all messages of its intent have an answer. The client of an earlier owner, which was
+   suspended, may still send what is not stored, once nobody else uses the producer's name. So an
+   intent of these messages without sequence IDs precedes this Commit record. It stays open, in
+   later recoveries too, until they are released again. None of them expires: the release has a
+   higher sequence ID, so the broker then drops what that client sends.
 4. Write a snapshot, which contains the open intents, and acknowledge the journal up to its first
    chunk.
 5. Read the window topic from the low watermark, or from the acknowledged position if that is later.
@@ -139,7 +138,7 @@ A crash leads to this:
 crash                                           outcome
 ==============================================  =================================================
 before a message is sent                        Still pending. Published once.
-after it is stored, before the Released or      With deduplication: Resolved lists it, not
+after it is stored, before the Released or      With deduplication: the broker has it, it is not
 Commit record                                   published again. Without: pending, a second copy
                                                 with the same ID. This concerns what the gathered
                                                 records would have released: about half a second

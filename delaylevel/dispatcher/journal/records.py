@@ -6,8 +6,7 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
-from enum import IntEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ from delaylevel.structures.positions import ENTRY_BITS, ENTRY_MASK, LAST_INDEX, 
 from delaylevel.structures.rows import Int64s, small_index
 
 _MAGIC = b"DLR"
-_FORMAT = 3
+_FORMAT = 4
 _FRAME = struct.Struct("<3sBBI")  # magic, version, kind, checksum of the rest
 _SIZE = struct.Struct("<I")
 _COLUMN = struct.Struct("<IqBB")  # rows, minimum, trailing zero bits, bytes per value
@@ -123,18 +122,13 @@ class Intent(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The confirmation of all messages of an intent."""
+    """The end of an intent: its messages are released, or pending again after a takeover."""
 
     number: int
     # Positions of messages whose IDs are not remembered: dead letters, which may be replayed.
     held: Int64s
-
-
-class Resolved(NamedTuple):
-    """The outcome of an intent without a commit; the messages not listed are pending again."""
-
-    number: int
-    released: Int64s  # positions of the messages that the broker has stored
+    # Positions of the messages that the broker had stored at a takeover; None if all are released.
+    stored: Int64s | None = None
 
 
 class LowWatermark(NamedTuple):
@@ -164,13 +158,10 @@ class Paused(NamedTuple):
     targets: Mapping[str, int | None]
 
 
-class DispositionKind(IntEnum):
-    """The reason for which a message is not published. The numbers are stored."""
-
-    CANCELLED = 1
-    HELD = 2
-    DROPPED = 3
-    EXPIRED = 4
+#: The reason for which a message is not published; the last three are also counters.
+DispositionKind = Literal["cancelled", "held", "dropped", "expired"]
+#: Those of messages that a target, its absence or their expiry has kept back.
+NOT_PUBLISHED: tuple[DispositionKind, ...] = ("held", "dropped", "expired")
 
 
 class Disposition(NamedTuple):
@@ -197,27 +188,18 @@ class SnapshotChunk(NamedTuple):
 
 
 Record: TypeAlias = (
-    Released
-    | Intent
-    | Commit
-    | Resolved
-    | LowWatermark
-    | Refused
-    | Paused
-    | Disposition
-    | SnapshotChunk
+    Released | Intent | Commit | LowWatermark | Refused | Paused | Disposition | SnapshotChunk
 )
 #: The kinds of records. The numbers are stored.
 _KINDS: Mapping[int, type[Any]] = {
     1: Intent,
     2: Commit,
-    3: Resolved,
-    4: LowWatermark,
-    5: SnapshotChunk,
-    6: Refused,
-    7: Released,
-    8: Disposition,
-    9: Paused,
+    3: LowWatermark,
+    4: SnapshotChunk,
+    5: Refused,
+    6: Released,
+    7: Disposition,
+    8: Paused,
 }
 _NUMBERS = {record: kind for kind, record in _KINDS.items()}
 
@@ -247,8 +229,6 @@ def decode(data: bytes) -> Record:
     if "ids" in fields:
         keys, index, numbers = fields["ids"]
         fields["ids"] = IdColumns(tuple(keys), small_index(index), numbers)
-    if "kind" in fields:
-        fields["kind"] = DispositionKind(fields["kind"])
     record: Record = _KINDS[kind](**fields)
     return record
 

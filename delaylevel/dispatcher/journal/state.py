@@ -18,16 +18,15 @@ from delaylevel.structures.id_columns import IdColumns, Mask, contained, to_arra
 from delaylevel.structures.rows import Int64s
 
 from .records import (
+    NOT_PUBLISHED,
     Commit,
     Disposition,
-    DispositionKind,
     Intent,
     LowWatermark,
     Paused,
     Record,
     Refused,
     Released,
-    Resolved,
     SnapshotChunk,
     decode,
     encode,
@@ -37,7 +36,6 @@ from .records import (
 
 Some = TypeVar("Some", bound=Record)
 _UNLIMITED = 1 << 62
-_BOUNDED = [kind for kind in DispositionKind if kind is not DispositionKind.CANCELLED]
 # A broker takes messages up to 5 MiB by default; some are set to 1 MiB.
 _CHUNK_BYTES = 900_000
 _LEAST, _SAMPLE = 1_024, 16_384
@@ -145,7 +143,7 @@ class JournalState:
         # Twice as many IDs as in the memory for one key, so that none is forgotten earlier.
         self.cancelled = CancelledIds(2 * capacity)
         # IDs of the other messages that were not published, by the reason.
-        self.set_aside = {kind: Deduplicator(2 * capacity) for kind in _BOUNDED}
+        self.set_aside = {kind: Deduplicator(2 * capacity) for kind in NOT_PUBLISHED}
         self._highest = -1  # highest released position: a bitmap finds its own only slowly
         self._serial = 0
 
@@ -202,9 +200,7 @@ class JournalState:
                 following = record.first + record.positions.size
                 self.sequences[record.target] = max(self.next_sequence(record.target), following)
         elif isinstance(record, Commit):
-            self._close(record.number, record.held, None)
-        elif isinstance(record, Resolved):
-            self._close(record.number, None, record.released)
+            self._close(record)
         elif isinstance(record, LowWatermark):
             self.low_watermark = max(self.low_watermark, record.position)
             self.released.remove_range(0, self.low_watermark)
@@ -217,7 +213,7 @@ class JournalState:
             found = {**self.paused, **record.targets}
             self.paused = {name: at_ms for name, at_ms in found.items() if at_ms is not None}
         elif isinstance(record, Disposition):
-            if record.kind is DispositionKind.CANCELLED:
+            if record.kind == "cancelled":
                 self.cancelled.add(record, self.low_watermark)
             else:
                 record.ids.save_in(self.set_aside[record.kind])
@@ -283,31 +279,33 @@ class JournalState:
         except (struct.error, KeyError, ValueError, zlib.error, DamagedSnapshotError) as error:
             raise DelayLevelError(f"a snapshot in the journal is damaged: {error}") from error
 
-    def _close(self, number: int, held: Int64s | None, released: Int64s | None) -> None:
-        """Close an intent: release all or those given, and remember the IDs but those of `held`."""
-        intent = self.open_intents.pop(number, None)
+    def _close(self, commit: Commit) -> None:
+        """Close an intent, and release its messages, or those that are stored."""
+        intent = self.open_intents.pop(commit.number, None)
         if intent is None:
             return  # older than the first record that was read; a snapshot that follows covers it
         positions, ids = intent.positions, intent.ids
-        if released is not None:
-            keep = np.isin(positions, released)
+        if commit.stored is not None:
+            keep = np.isin(positions, commit.stored)
             positions, ids = positions[keep], ids.at(keep)
-        self._release(positions, ids, held)
+        self._release(positions, ids, commit.held)
 
     def _released_by(self, record: Record) -> IdColumns | None:
         """Return the IDs of the messages that a Released or Commit record is going to release."""
-        # Those of a Resolved record may have been released long before.
         if isinstance(record, Released):
             return record.ids
-        intent = self.open_intents.get(record.number) if isinstance(record, Commit) else None
+        # Those that were stored before a takeover may have been released long before.
+        if not isinstance(record, Commit) or record.stored is not None:
+            return None
+        intent = self.open_intents.get(record.number)
         return None if intent is None else intent.ids
 
-    def _release(self, positions: Int64s, ids: IdColumns, held: Int64s | None) -> None:
+    def _release(self, positions: Int64s, ids: IdColumns, held: Int64s) -> None:
         """Release messages, and remember their IDs but those of `held`."""
         self._pass(positions)
         if self.refused:
             self.refused -= BitMap64(to_array(positions))
-        if held is not None and held.size:
+        if held.size:
             # A dead letter that is replayed has the ID of the first one, and is no copy of it.
             ids = ids.at(~np.isin(positions, held))
         ids.save_in(self.memory)

@@ -28,8 +28,8 @@ from delaylevel.cluster.targets.send_state import SendOutcome, Sent
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.journal.records import (
+    NOT_PUBLISHED,
     UNCERTAIN,
-    DispositionKind,
     Intent,
     Record,
 )
@@ -484,11 +484,11 @@ class InFlightBatches:
     def _dispose(self, flight: InFlightBatch) -> None:
         """Record which messages of a flight are not published; dead letters may come back."""
         counted = list(zip(sorted(flight.refused), flight.counted, strict=True))
-        for kind in (DispositionKind.HELD, DispositionKind.DROPPED, DispositionKind.EXPIRED):
+        for kind in NOT_PUBLISHED:
             index = [
                 each
                 for each, (counter, _) in counted
-                if counter == kind.name.lower() and each not in flight.may_return
+                if counter == kind and each not in flight.may_return
             ]
             if index:
                 number = flight.batch.number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from cProfile import Profile
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from delaylevel.dispatcher.journal.records import (
     Record,
     Refused,
     Released,
-    Resolved,
     SnapshotChunk,
     decode,
     encode,
@@ -36,15 +36,15 @@ from delaylevel.structures.id_columns import IdColumns
 
 IDS = st.integers(0, (1 << 63) - 1)
 COLUMNS = st.lists(IDS, max_size=9).map(lambda values: np.array(values, dtype=np.int64))
+KINDS = get_args(DispositionKind)
 ID_COLUMNS = st.lists(st.tuples(st.text(max_size=5), IDS), max_size=9).map(IdColumns.of)
 RECORDS = st.one_of(
     st.builds(Intent, IDS, COLUMNS, ID_COLUMNS, st.text(max_size=5), st.integers(-1, 1 << 62)),
-    st.builds(Commit, IDS, COLUMNS),
-    st.builds(Resolved, IDS, COLUMNS),
+    st.builds(Commit, IDS, COLUMNS, st.none() | COLUMNS),
     st.builds(LowWatermark, IDS),
     st.builds(Released, COLUMNS, ID_COLUMNS, COLUMNS),
     st.builds(Paused, st.dictionaries(st.text(max_size=5), IDS | st.none())),
-    st.builds(Disposition, st.sampled_from(DispositionKind), IDS, ID_COLUMNS),
+    st.builds(Disposition, st.sampled_from(KINDS), IDS, ID_COLUMNS),
     st.builds(Refused, COLUMNS),
     st.builds(SnapshotChunk, IDS, st.integers(0, 9), st.integers(0, 9), st.binary()),
 )
@@ -73,7 +73,7 @@ def test_a_damaged_record_is_refused(record: Record, data: st.DataObject) -> Non
 def test_a_record_of_a_later_format_is_reported() -> None:
     data = bytearray(encode(LowWatermark(1)))
     data[3] += 1
-    with pytest.raises(DelayLevelError, match="format 4, this is 3"):
+    with pytest.raises(DelayLevelError, match="format 5, this is 4"):
         decode(bytes(data))
 
 
@@ -144,10 +144,10 @@ def test_a_journal_can_be_read_from_any_place_before_its_last_complete_snapshot(
             [
                 *(Intent(number, columns, ids, rng.choice(["", "o"]), number + 1),) * 3,
                 *(Commit(rng.randint(0, number), columns[:1]), Released(columns, ids, columns[1:])),
-                *(Resolved(rng.randint(0, number), columns), LowWatermark(10 * number)),
+                *(Commit(rng.randint(0, number), columns[:0], columns), LowWatermark(10 * number)),
                 *(Refused(columns), Paused({"o": rng.choice([number, None])})),
                 Released(columns, IdColumns.of([]), columns[:0]),
-                Disposition(rng.choice(list(DispositionKind)), 5_000, ids),
+                Disposition(rng.choice(KINDS), 5_000, ids),
             ]
         )
         state.apply(record)
