@@ -40,8 +40,8 @@ Only its ID is kept in memory, so that the message is cancelled when it arrives.
 from __future__ import annotations
 
 import itertools
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -66,7 +66,14 @@ from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.model.outcome import Outcome, OutcomeStatus
-from delaylevel.structures.id_columns import IdColumns, Identity, Mask, contained, to_array
+from delaylevel.structures.id_columns import (
+    IdColumns,
+    Identity,
+    Mask,
+    RecentTimes,
+    contained,
+    to_array,
+)
 from delaylevel.structures.id_set import RemovableIds
 from delaylevel.structures.rows import Int64s
 from delaylevel.structures.segments.pending import PendingSegments
@@ -74,11 +81,6 @@ from delaylevel.structures.segments.pending import PendingSegments
 from .pending import PendingIndex, WaitingQueues
 from .record import Batch, Cancellation, WindowMessage, as_message
 
-#: Number of messages of which the time of release is known, at least.
-_MESSAGES = 100_000
-# A lookup goes through all blocks. Releases of a few messages are joined to blocks of this size.
-_BLOCK = 1_000
-_SINGLE = 200
 #: Time after a takeover, and after the latest record, up to which an earlier owner may send what is
 #: due, ms: one second after that record, and some more to be sure.
 UNCLEAR_MS = 5_000
@@ -89,44 +91,6 @@ _REASONS: dict[DispositionKind, str] = {
 }
 # Number of reads of a call that finds only cancelled messages.
 _LOOKS = 20
-
-
-class RecentReleases:
-    """The release times of the last messages, by ID."""
-
-    def __init__(self, most: int = _MESSAGES) -> None:
-        self._most = most
-        self._size = 0
-        # Messages that were released one after another, and their times.
-        self._blocks: deque[tuple[IdColumns, Int64s]] = deque()
-        self._last: list[tuple[IdColumns, Int64s]] = []  # those that are not joined yet
-        self._last_size = 0
-
-    def add(self, ids: IdColumns, at_ms: int | Int64s) -> None:
-        """Remember released messages; times are in ms since the epoch."""
-        count = ids.numbers.size
-        self._last.append((ids, np.full(count, at_ms)))
-        self._size += count
-        self._last_size += count
-        if self._last_size >= _BLOCK or len(self._last) >= _SINGLE:
-            parts, times = zip(*self._last, strict=True)
-            self._blocks.append((IdColumns.join(parts), np.concatenate(times)))
-            self._last, self._last_size = [], 0
-        while self._blocks and self._size - self._blocks[0][1].size >= self._most:
-            self._size -= self._blocks.popleft()[1].size
-
-    def times_of(self, wanted: Iterable[Identity]) -> dict[Identity, int]:
-        """Return the release times that are known, ms since the epoch."""
-        found: dict[Identity, int] = {}
-        identities = set(wanted)
-        numbers = np.array([number for _, number in identities], dtype=np.int64)
-        for ids, at_ms in (*reversed(self._last), *reversed(self._blocks)):
-            if len(found) == len(identities):
-                break
-            some = np.flatnonzero(np.isin(ids.numbers, numbers))
-            times = dict(zip(ids.at(some).identities(), at_ms[some].tolist(), strict=True))
-            found = {each: times[each] for each in times.keys() & identities} | found
-        return found
 
 
 @dataclass(slots=True)
@@ -147,7 +111,7 @@ class Cancellations:
     """The cancellations of a delay queue; those that wait are among its pending messages."""
 
     def __init__(
-        self, queue: DelayQueue, releases: RecentReleases, clock: Clock, grace_ms: int
+        self, queue: DelayQueue, releases: RecentTimes, clock: Clock, grace_ms: int
     ) -> None:
         self._queue = queue
         self._state = queue.state
@@ -404,7 +368,7 @@ class DelayQueue:
         clock: Clock,
         overflow: Callable[[], PendingSegments],
         attribute: str,
-        releases: RecentReleases,
+        releases: RecentTimes,
         grace_ms: int,
     ) -> None:
         self.state = state

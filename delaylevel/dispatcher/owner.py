@@ -42,6 +42,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import Position
 from delaylevel.mover import hop
+from delaylevel.structures.id_columns import RecentTimes
 from delaylevel.structures.segments.pending import (
     DamagedSegmentError,
     PendingSegments,
@@ -50,7 +51,7 @@ from delaylevel.structures.segments.pending import (
 from delaylevel.topics.registry import keep_dead_letters
 
 from .assignment import window_sources
-from .delay_queue import UNCLEAR_MS, DelayQueue, RecentReleases
+from .delay_queue import UNCLEAR_MS, DelayQueue
 from .fetcher import CAUGHT_UP, Fetcher
 from .host import WORK_LOCK, Host
 from .record import Batch, Recorder
@@ -223,7 +224,7 @@ class PartitionOwner:
     def _open_queue(self, journal: Journal, description: LevelTopicDescription) -> DelayQueue:
         """Return a delay queue without messages, with the state at the end of the journal."""
         settings, clock = self._settings, self.host.clock
-        releases = RecentReleases()
+        releases = RecentTimes()
         state = JournalState.read(
             journal.read(), settings.remember, lambda ids: releases.add(ids, journal.read_ms)
         )

@@ -1,9 +1,10 @@
-"""IDs by key and packed positions, for whole batches."""
+"""IDs by key and packed positions for whole batches, and the times of the last ones."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -24,6 +25,11 @@ _FEW = 2
 #: Size of a bitmap's page, and the positions per page from which an intersection is faster.
 _PAGE_BITS = 16
 _CROWDED = 8
+#: Number of messages of which the time is known, at least.
+_MESSAGES = 100_000
+# A lookup goes through all blocks. Few messages are joined to blocks of this size.
+_BLOCK = 1_000
+_SINGLE = 200
 
 
 class IdMemory(Protocol):
@@ -167,3 +173,41 @@ def contained(bitmap: BitMap64, positions: Int64s) -> Mask:
 def to_array(positions: Int64s) -> array[int]:
     """Return positions in the form that ``BitMap64.update`` takes."""
     return array("Q", positions.tobytes())
+
+
+class RecentTimes:
+    """The times of the last messages, by ID."""
+
+    def __init__(self, most: int = _MESSAGES) -> None:
+        self._most = most
+        self._size = 0
+        # Successive messages, and their times.
+        self._blocks: deque[tuple[IdColumns, Int64s]] = deque()
+        self._last: list[tuple[IdColumns, Int64s]] = []  # those that are not joined yet
+        self._last_size = 0
+
+    def add(self, ids: IdColumns, at_ms: int | Int64s) -> None:
+        """Remember messages that follow the earlier ones; times are in ms since the epoch."""
+        count = ids.numbers.size
+        self._last.append((ids, np.full(count, at_ms)))
+        self._size += count
+        self._last_size += count
+        if self._last_size >= _BLOCK or len(self._last) >= _SINGLE:
+            parts, times = zip(*self._last, strict=True)
+            self._blocks.append((IdColumns.join(parts), np.concatenate(times)))
+            self._last, self._last_size = [], 0
+        while self._blocks and self._size - self._blocks[0][1].size >= self._most:
+            self._size -= self._blocks.popleft()[1].size
+
+    def times_of(self, wanted: Iterable[Identity]) -> dict[Identity, int]:
+        """Return the times that are known, ms since the epoch."""
+        found: dict[Identity, int] = {}
+        identities = set(wanted)
+        numbers = np.array([number for _, number in identities], dtype=np.int64)
+        for ids, at_ms in (*reversed(self._last), *reversed(self._blocks)):
+            if len(found) == len(identities):
+                break
+            some = np.flatnonzero(np.isin(ids.numbers, numbers))
+            times = dict(zip(ids.at(some).identities(), at_ms[some].tolist(), strict=True))
+            found = {each: times[each] for each in times.keys() & identities} | found
+        return found

@@ -13,7 +13,7 @@ import pytest
 
 from delaylevel.cluster import reader
 from delaylevel.cluster.port import AcknowledgedRange
-from delaylevel.dispatcher.delay_queue import DelayQueue, RecentReleases
+from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import Intent
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.stats import SharedOwnerStats
@@ -25,7 +25,7 @@ from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import source_of
 from delaylevel.mover.hop import open_envelope
-from delaylevel.structures.id_columns import IdColumns
+from delaylevel.structures.id_columns import IdColumns, RecentTimes
 from delaylevel.structures.segments.pending import PendingSegments
 
 MANY = 10_000
@@ -71,7 +71,7 @@ def resolve(_: pytest.MonkeyPatch) -> Callable[[], None]:
         clock=clock,
         overflow=lambda: segments,
         attribute="size",
-        releases=RecentReleases(),
+        releases=RecentTimes(),
         grace_ms=0,
     )
 

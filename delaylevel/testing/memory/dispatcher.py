@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from delaylevel.cluster.events import EventQueue
 from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.threads import at_once
 from delaylevel.dispatcher.assignment import window_sources
 from delaylevel.dispatcher.fetcher import Fetcher
-from delaylevel.dispatcher.host import EventQueue, Host
+from delaylevel.dispatcher.host import Host
 from delaylevel.dispatcher.owner import DispatchSettings, PartitionOwner
 from delaylevel.dispatcher.service import served
 from delaylevel.dispatcher.stats import SharedOwnerStats

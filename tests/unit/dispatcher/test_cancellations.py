@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from delaylevel.dispatcher.delay_queue import RecentReleases
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.outcome import KEY
-from delaylevel.structures.id_columns import IdColumns
+from delaylevel.structures.id_columns import IdColumns, RecentTimes
 from delaylevel.testing import MemoryPulsar
 from support.simulation import TARGETS, Simulation
 
@@ -146,7 +145,7 @@ def test_a_message_that_waits_for_its_target_is_cancelled(run: Simulation) -> No
 
 
 def test_the_last_release_of_each_of_the_last_messages_is_known() -> None:
-    times = RecentReleases(most=2_500)
+    times = RecentTimes(most=2_500)
     for at_ms in range(6_000):
         times.add(IdColumns.of([(f"k{at_ms % 3}", at_ms), ("again", 1)]), at_ms)
     last = [(f"k{number % 3}", number) for number in range(6_000)]

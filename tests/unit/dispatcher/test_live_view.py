@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from delaylevel.cluster.events import EventQueue
 from delaylevel.dispatcher.assignment import ServedGroup
-from delaylevel.dispatcher.host import EventQueue
 from delaylevel.dispatcher.live import QueueView, answer
 from delaylevel.dispatcher.record import Cancellation
 from delaylevel.model.message import NUMBER_PATTERN, number

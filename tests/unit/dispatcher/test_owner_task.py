@@ -12,8 +12,8 @@ from unittest.mock import DEFAULT, Mock
 
 import pytest
 
+from delaylevel.cluster.events import WAKE, EventQueue, PriorityLock
 from delaylevel.cluster.scheduler import Scheduler
-from delaylevel.dispatcher.host import WAKE, EventQueue, PriorityLock
 from delaylevel.dispatcher.owner import OwnerTask
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
@@ -181,7 +181,7 @@ def test_an_answer_of_a_target_wakes_an_owner_that_would_not_look_soon(
 
 
 def test_waiting_threads_work_in_the_order_of_their_ranks_also_while_one_writes() -> None:
-    lock, order, threads = PriorityLock(), list[int](), list[threading.Thread]()
+    lock, order, threads = PriorityLock(-1), list[int](), list[threading.Thread]()
 
     def work(rank: int) -> None:
         with lock.hold(rank):

@@ -13,8 +13,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from delaylevel.cluster.events import EventQueue
 from delaylevel.dispatcher.assignment import GroupState, ServedGroup
-from delaylevel.dispatcher.host import EventQueue
 from delaylevel.dispatcher.processes import Processes
 from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats, SharedOwnerStats
 from delaylevel.dispatcher.status import DispatchReporter, problems
