@@ -387,14 +387,17 @@ def test_a_message_expires_in_the_millisecond_of_its_expiry(run: Simulation, lef
     assert held(run) == []
 
 
-def test_a_message_that_expires_while_the_journal_confirms_is_not_sent(
-    run: Simulation, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_message_that_expires_while_the_journal_confirms_is_not_sent_or_held(
+    run: Simulation, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
     opened(run)
     store = run.journal.store
 
     def slowly(count: int) -> None:
         run.wait(1)
+        if refused:
+            run.pool.refuse(ORDERS, "", "over quota")
         store(count)
 
     run.add("x", ORDERS, 0, b"x", expires_ms=run.clock.now_ms() + 500)
@@ -407,6 +410,7 @@ def test_a_message_that_expires_while_the_journal_confirms_is_not_sent(
         run.progress(3, 0.1)
         run.broker.answer(ORDERS.__eq__)
     assert delivered(run) == ["id-0"]
+    assert held(run) == []
     assert run.stats.now().expired == 1
 
 
