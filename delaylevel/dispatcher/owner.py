@@ -613,7 +613,8 @@ class OwnerTask:
         self.ended = threading.Event()
         self._phase: Callable[[], float] = self._take_over
         self._task = scheduler.task(self._step, f"owner {owner.topic}")
-        self.events.on_event = self._task.wake
+        # Begins to take over the partition, or notices the request to stop.
+        self.wake = self.events.on_event = self._task.wake
         self._next_cycle_s = 0.0
         # The present wait: its end, and the time of the next due message, which may be sent before
         # without a look at anything else if times are calm.
@@ -624,14 +625,10 @@ class OwnerTask:
         self._is_tick = False  # its end is only there to look at the clock again
         self._deadline_s = 0.0  # of the last phase but one
 
-    def start(self) -> None:
-        """Begin to take over the partition."""
-        self._task.wake()
-
     def stop(self) -> None:
         """Request the end: it finishes the messages in flight and then gives up the partition."""
         self._stopping.set()
-        self._task.wake()
+        self.wake()
 
     def _step(self) -> float:
         try:

@@ -580,7 +580,7 @@ class Dispatcher:
         with self._lock:
             topic.owners[index] = task
         topic.lost.discard(index)
-        task.start()
+        task.wake()
 
     def _revoke(self, partitions: Sequence[tuple[ServedTopic, int]]) -> None:
         """Stop owners, all at the same time, and wait for their end."""

@@ -70,7 +70,7 @@ def scheduler() -> Iterator[Scheduler]:
 
 def started(owner: Mock, scheduler: Scheduler) -> OwnerTask:
     task = OwnerTask(owner, SystemClock(), scheduler)
-    task.start()
+    task.wake()
     return task
 
 
