@@ -207,9 +207,7 @@ class Cancellations:
     def decide(self) -> tuple[list[Record], list[CancelRequest]]:
         """Decide on everything that was added.
 
-        Returns:
-            Records, which are applied; and the requests that have an outcome, to be published once
-            the journal has confirmed the records.
+        The requests that have an outcome are published once the journal has confirmed the records.
         """
         requests, self._undecided = self._undecided, []
         if not requests:
@@ -347,17 +345,11 @@ class DelayQueue:
 
     A method that returns a journal record has already applied it to the state. The caller appends
     the records to the journal in the order in which the methods returned them, and keeps the order
-    in time that `delaylevel.dispatcher.journal` describes.
-
-    Not thread-safe.
+    in time that `delaylevel.dispatcher.journal` describes. Not thread-safe.
 
     Args:
-        state: state at the end of the journal, owned by the queue from now on. The open intents in
-            it have to be resolved.
-        segments: empty segments, owned by the queue from now on.
-        overflow: function that returns further empty segments, for the due messages of a target
-            that takes them slowly.
-        grace_ms: time after its due time until which the message of a cancellation is waited for.
+        state: state at the end of the journal, whose open intents have to be resolved.
+        overflow: function that returns further segments, for the due messages of a slow target.
     """
 
     def __init__(
@@ -421,12 +413,7 @@ class DelayQueue:
     # -- in
 
     def offer(self, fetched: Batch) -> tuple[int, int]:
-        """Add messages from the window topic, in its order, also beyond the memory budget.
-
-        Returns:
-            The number of new messages, and that of copies of one that is pending or was released.
-            The others were known: they are pending, or released, at their positions.
-        """
+        """Add messages from the window topic; return the numbers of new ones and of copies."""
         positions = fetched.positions
         if not len(fetched):
             return 0, 0
@@ -485,14 +472,7 @@ class DelayQueue:
     # -- out
 
     def advance(self, now_ms: int, max_messages: int = 1000) -> Batch | None:
-        """Take messages that are due; None if there are none.
-
-        They are launched, pending again, or put into a queue of `waiting` next. After cancelled or
-        large ones, it leaves the next ones to the next call.
-
-        Raises:
-            DamagedSegmentError: a spill file is gone. Start again from the journal.
-        """
+        """Take messages that are due, to launch them or put them into a queue; None for none."""
         for _ in range(_LOOKS):
             due_ms = self.pending.next_due_ms
             if due_ms is None or due_ms > now_ms:
@@ -514,12 +494,7 @@ class DelayQueue:
     def intent(self, batch: Batch, target: str = "", first: int = 0) -> Intent:
         """Launch a batch with sequence IDs; return its intent, to be confirmed before it is sent.
 
-        Args:
-            target: name of the target; empty if all messages will be set aside.
-            first: sequence ID of the first message.
-
-        Raises:
-            InvalidInputError: the broker could take a message for one that it has stored.
+        The name of the target is empty if all messages will be set aside.
         """
         # The broker drops a message whose sequence ID is not above its last one, and confirms it:
         # the message would be lost.
@@ -552,12 +527,8 @@ class DelayQueue:
     ) -> Released | Commit:
         """Release launched batches whose messages are all confirmed; return the record of that.
 
-        Batches may be committed in any order. One with an intent has a record of its own; those
-        without share one, which costs as much as a message.
-
-        Args:
-            held: packed positions of the messages that were set aside and may come back.
-            at_ms: time of the release of all messages or of each, ms since the epoch.
+        A batch with an intent has a record of its own; those without share one, which costs as much
+        as a message. ``held`` are the messages that were set aside and may come back.
         """
         batches, columns = zip(*map(self.launched.pop, numbers), strict=True)
         positions = np.concatenate([each.positions for each in batches])

@@ -53,15 +53,13 @@ CAUGHT_UP = object()
 class Fetcher:
     """Reader of a window partition, which passes messages on in batches.
 
-    Each call of `gather` reads one batch, and does not wait for messages.
+    The host gets an event for each `Batch`; `CAUGHT_UP` once; when no further message is stored,
+    the position of the last one if it ends its entry; or the error that ended the reading.
 
     Args:
-        host: it gets an event for each `Batch`; `CAUGHT_UP` once; when no further message is
-            stored, the position of the last one if it ends its entry; or the error that ended the
-            reading.
         end: last position that was stored at the takeover; None for an empty partition.
-        unnumbered: function that stores those messages as dead letters whose batch index is above
-            LAST_INDEX. If it raises a BrokerError, it is called again.
+        unnumbered: function that stores messages with a batch index above LAST_INDEX as dead
+            letters.
         rank: rank among the partitions that have not caught up; the lowest is read first.
     """
 
@@ -135,10 +133,7 @@ class Fetcher:
             self._reader.close()
 
     def fetch(self) -> float:
-        """Gather messages until there are none; return the monotonic time of the next call, in s.
-
-        Small batches in which nothing is due soon are kept for a while.
-        """
+        """Gather messages until there are none; return the monotonic time of the next call."""
         if self._reader is None:
             self.open()
         # The owner's thread gives room at any moment; a wake that is missed would stop the reading.

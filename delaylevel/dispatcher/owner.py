@@ -133,10 +133,8 @@ class PartitionOwner:
     and `tidy_up`. At the end come `drain` until nothing is in flight, and `finish`.
 
     Args:
-        lock: lock on the window and the journal partition; closed at the end.
         directory: directory for spill files, which nothing else may use; None for no files.
-        client_of: function that returns the ``pulsar.Client`` for a target; that of the host if
-            None.
+        client_of: function that returns the client for a target; that of the host if None.
     """
 
     def __init__(

@@ -59,12 +59,7 @@ class PendingIndex:
         return self._next_due_ms
 
     def put(self, batch: Batch, *, force: bool = True) -> None:
-        """Add records that are in memory: all of them, or none.
-
-        Args:
-            force: False to raise a SpillWriteError if the disk takes no more, and the memory budget
-                is used up.
-        """
+        """Add records; without ``force``, none if memory is used up and the disk takes no more."""
         records = batch.records
         if not records:
             return
@@ -104,8 +99,7 @@ class _Queue:
 class WaitingQueues:
     """The due messages that wait, in a queue for each target.
 
-    Messages come out of a queue in the order in which they were put in. A queue is there while it
-    has messages.
+    Messages come out of a queue in the order in which they were put in.
 
     Args:
         overflow: function that returns an empty index, for what memory has no room for.

@@ -303,10 +303,7 @@ class Dispatcher:
         return self.processes.stats() | {key: owner.stats.now() for key, owner in owners.items()}
 
     def released(self) -> Counter[str]:
-        """Return the number of messages that all processes have released, by level topic.
-
-        It includes those from window partitions that were given back since.
-        """
+        """Return the number of messages that all processes have ever released, by level topic."""
         total = self.processes.released()
         with self._lock:
             total += self._released
@@ -316,11 +313,7 @@ class Dispatcher:
             return total
 
     def add(self, level_topic: str) -> None:
-        """Serve one more level topic; call it in the thread of `run`, or before.
-
-        Raises:
-            LevelTopicError: as for the class.
-        """
+        """Serve one more level topic; call it in the thread of `run`, or before."""
         description = served(self._admin, level_topic, search=True)
         if self.descriptions_of(description.topic) is not None:
             return
@@ -400,14 +393,7 @@ class Dispatcher:
         self.processes.url = url
 
     def run(self, tick: Callable[[], None] | None = None) -> None:
-        """Serve until `stop` is called; then give up all partitions.
-
-        Args:
-            tick: function that is called about once a second in this thread.
-
-        Raises:
-            SpillError: the directory for spill files cannot be used.
-        """
+        """Serve until `stop` is called, with a tick each second; then give up all partitions."""
         try:
             # Other dispatchers see the folder under its name only when it is locked.
             folder = self._directory.with_name(f"new-{self._directory.name}")

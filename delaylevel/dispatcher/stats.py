@@ -114,10 +114,7 @@ def total_lateness(stats: Iterable[OwnerStats]) -> npt.NDArray[np.int64]:
 
 
 def quantile_ms(lateness: npt.NDArray[np.int64], share: float) -> int | None:
-    """Return a quantile of a lateness histogram in ms, rounded up to a bound; None if it is empty.
-
-    It is one more than the last bound if it is larger.
-    """
+    """Return a quantile of a histogram in ms, rounded up to a bound, or to one above the last."""
     total = int(lateness.sum())
     if not total:
         return None

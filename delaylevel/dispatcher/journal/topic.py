@@ -178,16 +178,14 @@ class Journal:
     def append(self, record: Record) -> None:
         """Write a record, and wait until it and all earlier ones are stored.
 
-        Raises:
-            BrokerError: another dispatcher has claimed the journal, or it does not confirm.
+        A BrokerError says that another dispatcher has claimed the journal, or no confirmation came.
         """
         self._write_through(encode(record))
 
     def append_soon(self, record: Record) -> int:
-        """Write a record without waiting. The next call raises the error if it fails.
+        """Write a record without waiting; it is stored once ``stored`` is not below the result.
 
-        Returns:
-            The number of records up to this one: it is stored once ``stored`` is not below that.
+        The next call raises the error if it fails.
         """
         number = self._written + 1
         answered = partial(self._take_answer, number, self._now())

@@ -18,11 +18,7 @@ _RETRY_S = 1.0
 
 
 class OwnTopics(OwnPlaces[Item]):
-    """Topics of our own; what they do not store is sent again.
-
-    Args:
-        name: what warnings are about.
-    """
+    """Topics of our own; what they do not store is sent again. Warnings are about ``name``."""
 
     def __init__(self, host: Host, name: str) -> None:
         super().__init__(host.client, host.admin, host.descriptions.latest, host.clock, host.loop)

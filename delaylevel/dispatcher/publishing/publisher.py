@@ -73,8 +73,7 @@ class TargetState(Enum):
 class BatchPublisher:
     """Publisher of due messages: it launches them, or lets them wait for their targets.
 
-    Args:
-        partitions: partition of each message, with deduplication; None without.
+    Only with deduplication it has to know the ``partitions`` of targets.
     """
 
     def __init__(
