@@ -25,44 +25,26 @@ def _no_lateness() -> npt.NDArray[np.int64]:
 
 @dataclass
 class OwnerStats:
-    """Statistics of one window partition since this process owns it.
+    """Statistics of one window partition since this process owns it."""
 
-    Attributes:
-        state: ``recovering``, ``releasing``, ``disk full``, ``disk error`` or ``stopped``.
-        caught_up: True once every message that was stored at the takeover is known here.
-        arrived: number of messages read from the window topic, without those already released.
-        duplicates: number of copies that were left out.
-        released: number of messages that their targets have confirmed.
-        held: number of messages in the held topic, by target.
-        dead: number of messages in the dead-letter topic.
-        dropped: number of messages that were deleted because their target does not exist.
-        expired: number of messages that were not released because of their expiry.
-        outcomes: number of outcomes of cancellations, by ``cancelled``, ``too late``, ``unknown``.
-        pending: number of messages that wait for their due time.
-        in_flight: number of messages that are being published.
-        next_due_ms: earliest due time of the pending messages, ms since the epoch, or None; without
-            those that wait for the end of a pause.
-        lateness: counts of messages by lateness: one for each bound of `LATENESS_BOUNDS_MS`, and
-            one for messages beyond the last bound.
-        lateness_ms: sum of the lateness of all messages, in ms.
-        memory_bytes, disk_bytes: approximate size of the pending messages.
-    """
-
+    # ``recovering``, ``releasing``, ``disk full``, ``disk error`` or ``stopped``.
     state: str = "recovering"
-    caught_up: bool = False
-    arrived: int = 0
-    duplicates: int = 0
-    released: int = 0
-    held: Counter[str] = field(default_factory=Counter)
+    caught_up: bool = False  # every message that was stored at the takeover is known here
+    arrived: int = 0  # messages read from the window topic, without those already released
+    duplicates: int = 0  # copies that were left out
+    released: int = 0  # messages that their targets have confirmed
+    held: Counter[str] = field(default_factory=Counter)  # by target
     dead: int = 0
-    dropped: int = 0
+    dropped: int = 0  # messages whose target does not exist
     expired: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)  # by their status
     pending: int = 0
     in_flight: int = 0
-    next_due_ms: int | None = None
+    next_due_ms: int | None = None  # without messages that wait for the end of a pause
+    # Messages for each bound of `LATENESS_BOUNDS_MS`, and those beyond the last one.
     lateness: npt.NDArray[np.int64] = field(default_factory=_no_lateness)
-    lateness_ms: int = 0
+    lateness_ms: int = 0  # sum over all messages
+    # Of the pending messages, approximately.
     memory_bytes: int = 0
     disk_bytes: int = 0
 
