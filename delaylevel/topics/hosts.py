@@ -23,11 +23,7 @@ _STALE_MS = 60_000
 
 
 def missing_hosts(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> list[Problem]:
-    """Return the mover and the dispatcher that do not run or do not work.
-
-    Args:
-        topic: the name of the business topic or level topic in texts and commands.
-    """
+    """Return the mover and dispatcher that do not run or do not work; texts name ``topic``."""
     found = []
     if any(row.subscription for row in at.rows(Role.LEVEL)):
         found.append(_missing_mover(admin, at, topic))

@@ -165,13 +165,11 @@ def change(
     topic: str,
     changed: Callable[[LevelTopicDescription], LevelTopicDescription],
 ) -> LevelTopicDescription:
-    """Change settings of a level topic, and return the description as it is stored now.
-
-    Each setting has a property of its own, and only those that differ are written. So clients that
-    change different settings at the same time, or expand the level topic, lose nothing; of two that
-    change the same one, the later one counts.
-    """
+    """Change settings of a level topic, and return the description as it is stored now."""
     before = describe(admin, topic, search=True)
+    # Each setting has a property of its own. So clients that change different settings at the same
+    # time, or expand the level topic, lose nothing; of two that change the same one, the later one
+    # counts.
     written = changed(before).settings_since(before)
     if not written:
         return before
@@ -191,11 +189,7 @@ def _target(described: LevelTopicDescription, target: str | None) -> str:
 def longer_levels(
     levels: Levels, maximum: timedelta | None, finer: Mapping[timedelta, timedelta] | None = None
 ) -> Levels:
-    """Return the levels with longer maxima, and otherwise unchanged.
-
-    Args:
-        maximum: maximum delay of the coarsest level; None to leave it.
-        finer: maximum delays of further levels, by their unit.
+    """Return the levels with a longer maximum of the coarsest, and of finer ones by their unit.
 
     Raises:
         InvalidStrategyError: a maximum would shrink, nothing would change, no level has one of
@@ -246,14 +240,15 @@ def expand(
 
     Args:
         topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
-        maximum: as for :func:`longer_levels`, like ``finer``.
+        maximum: maximum delay of the coarsest level; None to leave it.
+        finer: maximum delays of further levels, by their unit.
 
     Returns:
         The new description.
 
     Raises:
-        InvalidStrategyError: as for :func:`longer_levels`, or the levels need more partitions than
-            the broker allows.
+        InvalidStrategyError: a maximum would shrink, nothing would change, no level has one of the
+            units, or the levels need more partitions than they or the broker allow.
         UnsafeNamespaceError: policies of the namespace would delete messages parked for that long.
         LevelTopicError: another client changed the level topic at the same time.
     """

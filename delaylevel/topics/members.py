@@ -40,10 +40,7 @@ from delaylevel.model.topic_name import TopicName
 
 
 def check_partition_limit(description: LevelTopicDescription, limit: int | None) -> None:
-    """Raise InvalidStrategyError if a member topic has more partitions than the broker allows.
-
-    A limit of 0 or None is no limit.
-    """
+    """Raise InvalidStrategyError beyond the broker's limit of partitions; 0 or None is no limit."""
     if not limit:
         return
     levels = description.levels
@@ -59,11 +56,7 @@ def check_partition_limit(description: LevelTopicDescription, limit: int | None)
 
 
 def check_names(description: LevelTopicDescription) -> None:
-    """Raise InvalidInputError if the level topic's name or one of its targets is impossible.
-
-    The broker reserves ``-partition-`` for partitions. A message whose target is a member topic
-    would circulate forever.
-    """
+    """Raise InvalidInputError if the level topic's name or one of its targets is impossible."""
     for name in (description.name, *map(TopicName.parse, description.targets)):
         if name.unusable:
             raise InvalidInputError(f"topic {name.full!r} cannot be used: {name.unusable}")
@@ -80,6 +73,7 @@ def check_names(description: LevelTopicDescription) -> None:
             f"have {LONGEST_NAME}, because messages carry such names with them; shorten it"
         )
     for target in description.targets:
+        # Its messages would circulate for ever.
         if TopicName.parse(target).without_partition.full in own:
             raise InvalidInputError(
                 f"{target} is part of the level topic {description.topic} and cannot be its target"
@@ -225,11 +219,7 @@ def existing(
 
 
 def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDescription) -> bool:
-    """Create a member topic; if another client is faster, its topic must be the same.
-
-    A broker refuses a name (409) also while it still deletes an earlier topic of this name. The
-    result is True if this call created it.
-    """
+    """Create a member topic, or check that of a faster client; return True if it was created."""
     properties = {MEMBER_PROPERTY: description.topic}
     if member.topic == description.name:
         properties[PLAN_PROPERTY] = description.to_json()
@@ -251,6 +241,7 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
             limit = re.search(r"less than or equal to (\d+)", error.reason)
             if error.status == 406 and limit:
                 check_partition_limit(description, int(limit[1]))
+            # A broker also refuses a name while it still deletes an earlier topic of this name.
             if not isinstance(error, ConflictError):
                 raise
             again_s = min(deadline_s, time.monotonic() + _CREATE_AGAIN_S)
@@ -261,25 +252,18 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
 
 
 def keep(admin: TopicAdmin, partition: TopicName, create: Callable[[], object]) -> None:
-    """Create the topic of a partition of ours again if it was deleted.
-
-    If nobody can look, it most likely exists.
-
-    Args:
-        create: function that creates the topic. It subscribes last, so a topic without our
-            subscription is one that it has not finished.
-    """
+    """Create the topic of a partition again if it was deleted; ``create`` subscribes last."""
     try:
         stats = admin.within(_LOOK_S).partition_stats(partition)
     except NotFoundError:
         create()
         return
     except BrokerError:
-        return
+        return  # most likely it exists
     if SUBSCRIPTION in stats.subscriptions:
         return
     if metadata_of(admin, partition.without_partition) is not None:
-        create()
+        create()  # it was not finished
         return
     # A client that was connected has created the partition again. The broker refuses to create the
     # topic around it.
@@ -307,10 +291,7 @@ def subscribe(admin: TopicAdmin, member: Member) -> None:
 
 
 def protect(admin: TopicAdmin, topic: TopicName, facts: Facts, *, is_new: bool = False) -> None:
-    """Set the policies that keep parked messages, and lift the limits of our clients.
-
-    It waits until the broker reports them. ``is_new``: the topic certainly has none yet.
-    """
+    """Set the policies that keep parked messages, and lift the limits of our clients."""
     try:
         wanted = rules.own_policies(facts.namespace, facts.broker)
         apply_policies(admin, topic, wanted, is_new=is_new)
@@ -323,12 +304,7 @@ def protect(admin: TopicAdmin, topic: TopicName, facts: Facts, *, is_new: bool =
 def apply_policies(
     admin: TopicAdmin, topic: TopicName, wanted: TopicPolicies, *, is_new: bool = False
 ) -> None:
-    """Set policies of a topic, and wait until the broker reports them.
-
-    Pulsar 3.3 loses a policy if another one of the topic is set before it has read the first. So
-    each one that is missing after a moment is set again, alone. It is a LevelTopicError if the
-    broker does not report them within ``WAIT_S`` seconds.
-    """
+    """Set policies of a topic, and wait until the broker reports them; a new one has none yet."""
 
     def missing() -> dict[str, Any]:
         return rules.missing_policies(admin.topic_policies(topic), wanted)
@@ -346,6 +322,7 @@ def apply_policies(
                 f"the broker accepted the policies of {topic} but does not report them after "
                 f"{WAIT_S:.0f} s: is the namespace's system topic healthy? Try again"
             )
+        # Pulsar 3.3 loses a policy if another one of the topic is set before it has read the first.
         for name, value in list(missing().items())[:1]:
             admin.set_topic_policies(topic, TopicPolicies(**{name: value}))
 

@@ -21,12 +21,7 @@ _POLL_MS = 100
 
 
 class Outcomes:
-    """The outcomes topic of a level topic.
-
-    Args:
-        client: a ``pulsar.Client``.
-        in_client: context that each call of the client enters.
-    """
+    """The outcomes topic of a level topic; each call of the client enters ``in_client``."""
 
     def __init__(
         self,
@@ -47,11 +42,7 @@ class Outcomes:
         self._in_client = in_client or nullcontext()
 
     def end(self) -> Position:
-        """Return the position behind the last outcome.
-
-        Raises:
-            LevelTopicError: the topic does not exist.
-        """
+        """Return the position behind the last outcome; raise LevelTopicError without the topic."""
         try:
             last = self._admin.last_message_id(self._partition)
         except NotFoundError as error:
@@ -64,10 +55,7 @@ class Outcomes:
         return EARLIEST if last is None else last.next_entry
 
     def stored(self, message_id: str | None = None) -> list[Outcome]:
-        """Return the outcome of each message, by the time of the decision; the last one counts.
-
-        ``unknown`` says nothing about a message that another cancellation found.
-        """
+        """Return the outcome of each message, by the time of the decision; the last one counts."""
         found: dict[tuple[str, str, str], Outcome] = {}
         for message in read_range(self._client, self._partition.full, EARLIEST, self.end()):
             outcome = _outcome(message.properties)
@@ -75,6 +63,7 @@ class Outcomes:
                 continue
             key = outcome.id, outcome.target, outcome.key
             known = found.get(key)
+            # It says nothing about a message that another cancellation found.
             says_nothing = outcome.status is OutcomeStatus.UNKNOWN
             if known is None or known.status is OutcomeStatus.UNKNOWN or not says_nothing:
                 found[key] = outcome
@@ -89,12 +78,10 @@ class Outcomes:
     ) -> Mapping[CancelledName, Outcome]:
         """Wait for outcomes, and return those that came in time; the first one of each counts.
 
-        Args:
-            start: the end of the topic before the cancellations were sent. A reader that starts at
-                the symbolic end starts there again when its connection breaks, and loses what was
-                published meanwhile.
-            stopped: function that returns True once nobody may wait any longer.
+        ``start`` is the end of the topic before the cancellations were sent.
         """
+        # A reader that starts at the symbolic end starts there again when its connection breaks,
+        # and loses what was published meanwhile.
         left = set(wanted)
         found: dict[CancelledName, Outcome] = {}
         until_s = time.monotonic() + timeout_s

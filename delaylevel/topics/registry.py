@@ -118,10 +118,7 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
 def _ensure_members(
     admin: TopicAdmin, facts: Facts, existing: Existing, made: set[TopicName]
 ) -> None:
-    """Create the missing member topics, and give all of them their subscriptions and policies.
-
-    The topics that are created here are added to ``made``.
-    """
+    """Complete the member topics, and add those that are created here to ``made``."""
 
     def make(member: Member) -> None:
         missing = existing[member.topic] is None
@@ -146,13 +143,11 @@ def _ensure_members(
 
 
 def _undo(admin: TopicAdmin, description: LevelTopicDescription, made: set[TopicName]) -> None:
-    """Delete what a refused creation has made, as far as that is possible.
+    """Delete what a refused creation has made, and nothing of other clients, if that is possible.
 
-    Only the topics that it has made: all others belong to other clients. The level topic itself is
-    deleted last, and stays while another member topic does: with its plan, an unfinished level
-    topic can be finished or deleted.
+    The level topic itself is deleted last, and stays while another member topic does.
     """
-    stays = False
+    stays = False  # with its plan, an unfinished level topic can be finished or deleted
     for member in reversed(list(description.members())):
         if member.topic == description.name and stays:
             return
@@ -185,9 +180,7 @@ def keep_dead_letters(admin: TopicAdmin, description: LevelTopicDescription) -> 
 
 
 def find(admin: TopicAdmin, topic: str) -> LevelTopicDescription | None:
-    """Return the description of the level topic with this name.
-
-    None if the topic does not exist, or its creation was not finished (:func:`create` finishes it).
+    """Return the description of the level topic with this name; None if missing or unfinished.
 
     Raises:
         LevelTopicError: the topic exists and is not a level topic, or its description is damaged.
@@ -205,11 +198,7 @@ def _described(name: TopicName, metadata: TopicMetadata) -> LevelTopicDescriptio
 
 
 def default_name(admin: TopicAdmin, business_topic: str, namespace: str | None = None) -> str:
-    """Return the name of a business topic's level topic: the existing one's, or that of a new one.
-
-    An existing level topic counts under each of its default names, in their order, if it carries
-    the business topic's messages.
-    """
+    """Return the name of a business topic's level topic: that of the existing one, or a new one."""
     name = TopicName.parse(business_topic)
     try:
         found = _default_named(admin, name, namespace)
@@ -291,13 +280,7 @@ def _unfinished(level_topic: str, properties: Mapping[str, str]) -> str:
 def _default_named(
     admin: TopicAdmin, business_topic: TopicName, namespace: str | None
 ) -> list[str]:
-    """Return the level topics of default names that carry a business topic, the current name first.
-
-    A role may have grants on the topics of one name only: the other name does not count then.
-
-    Raises:
-        PermissionDeniedError: none was found, and one may not be looked at.
-    """
+    """Return the level topics of default names that carry a business topic, in their order."""
     found, denied = [], None
     for name in default_level_topics(business_topic.full, namespace):
         try:
@@ -305,6 +288,7 @@ def _default_named(
                 found.append(name)
         except PermissionDeniedError as error:
             denied = denied or error
+    # A role may have grants on the topics of one name only.
     if denied is not None and not found:
         raise denied
     return found
@@ -339,10 +323,7 @@ def _look(admin: TopicAdmin, name: TopicName) -> FoundLevelTopic | None:
 
 
 def serving_level_topics(admin: TopicAdmin, business_topic: TopicName) -> list[str]:
-    """Return the level topics of other names or namespaces that carry a business topic.
-
-    Topics and namespaces that the role may not list are left out.
-    """
+    """Return the level topics of other names or namespaces that carry a business topic."""
     found: list[str] = []
     with contextlib.suppress(PermissionDeniedError):
         found = [
@@ -400,14 +381,10 @@ def notes(admin: TopicAdmin, description: LevelTopicDescription) -> tuple[str, .
 def check_creatable(
     admin: TopicAdmin, description: LevelTopicDescription
 ) -> tuple[Facts, Existing]:
-    """Check everything before anything is created; errors as for `create`, as far as is known.
-
-    The facts have the description to write: with the current levels if the wanted ones are those
-    before an expansion.
-    """
+    """Check what `create` needs, and return facts with the description to write."""
     with contextlib.suppress(LevelTopicError):  # the check of the member topics raises it
         stored = find(admin, description.topic)
-        if stored is not None and description.levels in stored.former:
+        if stored is not None and description.levels in stored.former:  # from before an expansion
             description = replace(description, levels=stored.levels)
     members.check_names(description)
     facts = members.facts_of(admin, description)

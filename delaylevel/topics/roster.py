@@ -49,16 +49,7 @@ class DescriptionCache:
     them. So a level topic at rest is read rarely, and before each such decision `is_current` asks
     for one that is fresh.
 
-    Several threads may use one cache.
-
-    Args:
-        description: description to begin with, of any age: it is read again before it is used. By
-            default it is read at once.
-
-    Attributes:
-        failing: True if the last read failed.
-        ask: function that lets another thread call `current`, or None; any thread calls it. Without
-            it, the host is expected to call `current` every few seconds.
+    Several threads may use one cache. A description to begin with may have any age.
     """
 
     def __init__(
@@ -72,7 +63,9 @@ class DescriptionCache:
         self._read = read
         self._now_s = now_s
         self._wait = wait
-        self.failing = self._is_outdated = False
+        self.failing = self._is_outdated = False  # the last read
+        # It lets another thread call `current`; any thread calls it. Without it, the host is
+        # expected to call `current` every few seconds.
         self.ask: Callable[[], object] | None = None
         self._lock = threading.Lock()  # held during a read
         begun_s = now_s() if description is None else float("-inf")
@@ -87,12 +80,7 @@ class DescriptionCache:
         return self._known[0]
 
     def is_current(self) -> bool:
-        """Return True if messages may be moved or released by the latest description.
-
-        The call does not wait. If the description is some seconds old, another thread is asked to
-        read it again. Without an answer, the latest one has to do after a moment: an admin
-        interface that hangs does not stop the host.
-        """
+        """Return True, without waiting, if messages may be moved by the latest description."""
         now_s = self._now_s()
         if self.ask is None or now_s - self._ended_s < LIFETIME_S:
             return True
@@ -101,6 +89,7 @@ class DescriptionCache:
             self.ask()
         if self._is_outdated:
             return False
+        # An admin interface that hangs does not stop the host.
         asked_s = self._asked_s
         waited = asked_s is None or now_s - asked_s > FRESH_S - LIFETIME_S
         return self.failing or waited or now_s - self._known[1] < FRESH_S
@@ -113,14 +102,9 @@ class DescriptionCache:
     def current(self, resting_s: float = 0.0) -> LevelTopicDescription:
         """Return the description; read it again if the last read is some seconds ago.
 
-        If another thread is reading it, return the latest one. ``resting_s`` is the age, in s, that
-        will do if nothing is decided by it.
-
-        Raises:
-            BrokerError: the description cannot be read. For the next seconds, the calls return the
-                latest one: a failing admin interface does not stop the host.
-            UpgradeRequiredError: the level topic is described in a later format.
-                Every call reads and raises, because the host must not continue.
+        ``resting_s`` is the age, in s, that will do if nothing is decided by it. After a failure,
+        the calls of the next seconds return the latest one; after an UpgradeRequiredError, every
+        call reads and raises, because the host must not continue.
         """
         if self._now_s() < self.next_read_s(resting_s):
             return self.latest()
@@ -141,23 +125,13 @@ class DescriptionCache:
             return self.latest()
 
     def read_since(self, since_s: float) -> LevelTopicDescription | None:
-        """Return the description if its reading began at a time or later; None otherwise.
-
-        Nothing is read, and the call does not wait.
-        """
+        """Return the description, without a read, if its reading began at a time or later."""
         description, read_s = self._known
         return description if read_s >= since_s else None
 
     def refresh(self, since_s: float) -> LevelTopicDescription:
-        """Return a description whose reading began at a time or later; read it if necessary.
-
-        The call first waits for the shortest time between two reads. One read answers all threads
-        that wait for it.
-
-        Raises:
-            BrokerError: the description cannot be read; nothing is known about its targets.
-        """
-        with self._lock:
+        """Return a description whose reading began at a time or later; read it if necessary."""
+        with self._lock:  # one read answers all threads that wait for it
             found = self.read_since(since_s)
             if found is not None:
                 return found
@@ -198,13 +172,8 @@ class Roster:
     default name is searched for once a minute.
 
     Args:
-        serve: function that begins to serve a level topic. Its second argument is True if the level
-            topic was named. It raises BrokerError or InvalidInputError if that is not possible.
-        namespace: ``tenant/namespace`` whose level topics are all to be served, also later ones.
-
-    Attributes:
-        names: the level topics that were named.
-        errors: the error of each level topic that cannot be served now, by its name.
+        serve: begins to serve a level topic that was named (True) or found, or raises BrokerError
+            or InvalidInputError.
     """
 
     def __init__(

@@ -36,15 +36,10 @@ DEFAULT_SLACK_MS = 86_400_000
 
 @dataclass(frozen=True)
 class Window:
-    """A range of times, in ms since the epoch.
+    """A range of times, in ms since the epoch; None for no bound."""
 
-    Attributes:
-        from_ms: the first time in it; None for no bound.
-        before_ms: the first time after it; None for no bound.
-    """
-
-    from_ms: int | None = None
-    before_ms: int | None = None
+    from_ms: int | None = None  # the first time in it
+    before_ms: int | None = None  # the first time after it
 
     @property
     def bounded(self) -> bool:
@@ -94,15 +89,7 @@ def pending_ranges(
     wanted: Callable[[SourcePartition], bool] = lambda _: True,
     slack_ms: int = DEFAULT_SLACK_MS,
 ) -> list[PendingRange]:
-    """Return the ranges of all messages that are pending now and due in a window.
-
-    Messages after the mark-delete position of the subscription are pending. The starts of all
-    ranges are read before any end, so that a message that a mover transfers in the meantime is in
-    one range or in two. Nothing is acknowledged, locked or moved.
-
-    Args:
-        due: the window of due times; the ranges may include messages that are due outside of it.
-    """
+    """Return ranges that include all messages that are pending now and due in a window."""
     chosen: list[tuple[SourcePartition, Window]] = []
     for source in source_partitions(description):
         published = publish_window(description.levels, source, due, slack_ms)

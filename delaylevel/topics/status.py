@@ -137,10 +137,7 @@ _PATTERN = 'let its pattern leave out our topics (docs/concepts.md, "Consumers w
 
 
 def foreign_subscriptions(rows: Sequence[PartitionStatus]) -> list[Problem]:
-    """Return the subscriptions of a member topic that are not ours, sorted by name.
-
-    Most of them come from a consumer with a pattern that matches our topics as well.
-    """
+    """Return the subscriptions of a member topic that are not ours, sorted by name."""
     topic, role = TopicName.parse(rows[0].topic).without_partition, rows[0].role
     if role is Role.OUTCOMES:
         return []  # applications may follow them
@@ -323,10 +320,7 @@ _FRESH_S = 10.0
 
 
 class StatusCache:
-    """The status of level topics, at most some seconds old; None if no broker reports one.
-
-    If no broker answers at all, the wait for one level topic is enough for as long.
-    """
+    """The status of level topics, at most some seconds old; None if no broker reports one."""
 
     def __init__(self, read: Callable[[LevelTopicDescription], LevelTopicStatus]) -> None:
         self._read = read
@@ -342,7 +336,7 @@ class StatusCache:
             found = self._found.get(description.topic)
             if found is not None and now_s - found[0] <= _FRESH_S:
                 return found[1]
-            if now_s - self._silent_s <= _FRESH_S:
+            if now_s - self._silent_s <= _FRESH_S:  # one wait is enough for all level topics
                 return None
             answer = None
             try:

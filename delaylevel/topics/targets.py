@@ -26,10 +26,7 @@ _NOT_HOLDING = frozenset(("Exclusive", "Failover"))
 def unsubscribed(
     admin: TopicAdmin, topic: TopicName, stats: Collection[PartitionStats] | None = None
 ) -> Problem | None:
-    """Return what is wrong with a topic that is missing, or that nobody can receive from.
-
-    None if it has receivers: see `has_receivers`, the rule by which messages are held.
-    """
+    """Return what is wrong with a topic that is missing, or that nobody can receive from."""
     what = "has no subscription and no known retention"
     if stats is None and (found := topic_stats(admin, topic)) is not None:
         stats = found.values()
@@ -47,9 +44,7 @@ def unsubscribed(
 def keep(admin: TopicAdmin, topic: TopicName) -> None:
     """Create a business topic if it is missing, and let it be without subscriptions.
 
-    The broker does not delete it, and movers and dispatchers publish to it all the same. What is
-    published while it has neither subscription nor retention is not stored for later ones. A new
-    topic has no partitions.
+    What is published while it has neither subscription nor retention is not stored for later ones.
     """
     if not admin.topic_exists(topic):
         with contextlib.suppress(ConflictError):  # another client was faster
@@ -66,10 +61,8 @@ def keep(admin: TopicAdmin, topic: TopicName) -> None:
 
 
 def require_on_targets(admin: TopicAdmin, description: LevelTopicDescription) -> None:
-    """Require that the broker deduplicates on every target that exists.
-
-    Targets belong to applications, so deduplication is not turned on here.
-    """
+    """Require that the broker deduplicates on every target that exists."""
+    # Targets belong to applications, so deduplication is not turned on here.
     found = {name: topic_stats(admin, TopicName.parse(name)) for name in description.targets}
     without = [
         TopicName.parse(name)
@@ -86,11 +79,9 @@ def require_on_targets(admin: TopicAdmin, description: LevelTopicDescription) ->
 
 
 def early_subscriptions(admin: TopicAdmin, description: LevelTopicDescription) -> list[str]:
-    """Return the subscriptions of business topics that receive messages before they are due.
+    """Return name, topic and type of the subscriptions that receive messages before they are due.
 
-    With ``broker`` the business topic itself holds a message back, but only for Shared and
-    Key_Shared subscriptions. A subscription without a consumer since its topic was loaded has no
-    type yet, and is left out. The texts have name, topic and type, and are sorted.
+    One without a consumer since its topic was loaded has no type yet, and is left out.
     """
     if description.final_window is not FinalWindow.BROKER:
         return []
