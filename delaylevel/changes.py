@@ -43,14 +43,10 @@ reschedule: Callable[..., Rescheduled] = DelayLevelProducer.reschedule
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason for which a message was not changed, or may not have been.
+    """The reason for which a message was not changed, or may not have been."""
 
-    Attributes:
-        outcome: ``failed`` if nothing was changed, ``both`` if a new message was stored and the old
-            one was not cancelled, ``unconfirmed`` if nobody knows, or ``not tried`` for messages
-            after a failure that is not their own.
-    """
-
+    # ``failed`` if nothing was changed, ``both`` if a new message was stored and the old one was
+    # not cancelled, ``unconfirmed`` if nobody knows, ``not tried`` after another one's failure.
     outcome: str
     reason: str
 
@@ -71,13 +67,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Changed:
-    """A message and the result of its change.
-
-    Attributes:
-        receipt: that of the message.
-        outcome: the outcome of its cancellation, or the reason why there is none.
-        new: the receipt of the message that replaces it, or None.
-    """
+    """A message, the outcome of its cancellation, and the message that replaces it, if any."""
 
     receipt: Receipt
     outcome: Outcome | Failure
@@ -174,16 +164,9 @@ def change_messages(
     timeout_s: float | None,
     note: Note,
 ) -> list[Changed]:
-    """Change messages, and wait for the outcomes of their cancellations.
+    """Change messages, and wait for the outcomes of their cancellations, unless the time is None.
 
     No failure of one message hides the results of the others, which are in the same order.
-
-    Args:
-        timeout_s: time to wait for outcomes; None not to wait.
-        note: takes notes on what went otherwise.
-
-    Raises:
-        InvalidInputError: a target does not exist; nothing was changed.
     """
     description, outcomes = look.description, look.outcomes()
     if timeout_s is not None:
@@ -227,10 +210,7 @@ def change_messages(
 def _change_all(
     producers: Mapping[str, Any], chosen: Sequence[Receipt], change: Change, note: Note
 ) -> list[Changed]:
-    """Change messages, and return the result of each, in their order.
-
-    After an interruption, or while the broker does not answer, further messages are not tried.
-    """
+    """Change messages, and return the result of each; stop when interrupted or not answered."""
     ended = Event()
     reason = ""
 

@@ -46,24 +46,15 @@ _DUPLICATES_S = 2.0
 
 @dataclass
 class Demonstration:
-    """The messages of the demonstration; the consumer writes it from a thread of its own.
-
-    Attributes:
-        total: number of messages to send.
-        sent: key and due time of each message, by its number, which is its value.
-        seen: number of arrivals of each message.
-        changed: numbers of the messages that did not arrive as they were sent.
-        late_ms: lateness of the arrivals, negative for early ones.
-        moved, released: number of messages that the mover, and the dispatcher, have passed on.
-    """
+    """The messages of the demonstration; the consumer writes it from a thread of its own."""
 
     total: int
     phase: str = "starting mover and dispatcher"
     seconds: float = 0.0
-    sent: dict[int, tuple[str, int]] = field(default_factory=dict)
-    seen: Counter[int] = field(default_factory=Counter)
-    changed: set[int] = field(default_factory=set)
-    late_ms: list[int] = field(default_factory=list)
+    sent: dict[int, tuple[str, int]] = field(default_factory=dict)  # key and due time, by number
+    seen: Counter[int] = field(default_factory=Counter)  # arrivals of each
+    changed: set[int] = field(default_factory=set)  # those that did not arrive as they were sent
+    late_ms: list[int] = field(default_factory=list)  # negative for early ones
     moved: int = 0
     released: int = 0
 
@@ -96,14 +87,7 @@ class Demonstration:
 def run(
     connection: Connection, folder: Path, messages: int, show: Callable[[Demonstration], None]
 ) -> Demonstration:
-    """Send messages with random delays, and wait until all are delivered.
-
-    Args:
-        connection: a cluster for this demonstration alone: it uses the topic ``demo-reminders`` of
-            ``public/default``.
-        folder: for the files of the window.
-        show: called with the progress, about twice a second.
-    """
+    """Send messages with random delays on an unused cluster, and wait until all are delivered."""
     demo = Demonstration(messages)
     ended = threading.Event()
     with ExitStack() as stack:

@@ -87,12 +87,7 @@ class MissingExtraError(DelayLevelError, ImportError):
 
 @contextmanager
 def from_extra(extra: str | None, what: str) -> Iterator[None]:
-    """Name the extra that is missing if an import fails in a ``with`` block.
-
-    Args:
-        extra: the extra; None if the import needs none.
-        what: begin of the text, e.g. ``plots need``.
-    """
+    """Name the extra, if any, that is missing if an import fails in a ``with`` block."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -41,11 +41,8 @@ class SteadyClock:
     """A wall clock that follows a step forward only once it has lasted.
 
     What is released or dropped too early cannot be taken back; what is 10 s late is only late. So
-    a clock that is ahead for some seconds changes nothing. A step back is followed at once. A
-    machine that was suspended looks like a step forward.
-
-    Args:
-        clock: the clock to follow. It has to be right at the first call.
+    a clock that is ahead for some seconds changes nothing, unless it is ahead at the start. A step
+    back is followed at once. A machine that was suspended looks like a step forward.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -70,13 +67,10 @@ class SteadyClock:
 
 
 def monotonic_s(clock: SteadyClock) -> Callable[[], float]:
-    """Return a function for durations, in seconds, that never steps.
-
-    With the system's clock, it is the machine's monotonic clock. Any other clock, e.g. one that a
-    test moves, advances it whenever that clock is the faster one.
-    """
+    """Return a function for durations, in seconds, that never steps."""
     if clock.monotonic_s is time.monotonic:
         return time.monotonic
+    # Any other clock, e.g. one that a test moves, counts whenever it is the faster one.
     real_s, clock_s, now_s = time.monotonic(), clock.monotonic_s(), 0.0
 
     def elapsed_s() -> float:

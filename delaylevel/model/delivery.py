@@ -24,27 +24,16 @@ class Delivery(str, enum.Enum):
 
 @dataclass
 class ForwardReport:
-    """The numbers of messages in one or more flushes, by outcome.
+    """The numbers of messages in one or more flushes, by outcome."""
 
-    Attributes:
-        parked: messages parked again.
-        window: messages handed to the final window; with a tracker, overdue ones too.
-        due: messages delivered at once because they were due.
-        held: messages that their target refused.
-        dropped: messages discarded because their target does not exist.
-        dead: dead letters.
-        expired: messages that were not released because of their expiry.
-        latest_ms: the largest lateness at hand-off, ms after the due time; 0 if none was late.
-    """
-
-    parked: int = 0
-    window: int = 0
-    due: int = 0
-    held: int = 0
-    dropped: int = 0
-    dead: int = 0
-    expired: int = 0
-    latest_ms: int = 0
+    parked: int = 0  # parked again
+    window: int = 0  # handed to the final window; with a tracker, overdue ones too
+    due: int = 0  # delivered at once because they were due
+    held: int = 0  # their target refused them
+    dropped: int = 0  # discarded because their target does not exist
+    dead: int = 0  # dead letters
+    expired: int = 0  # not released because of their expiry
+    latest_ms: int = 0  # the largest lateness at hand-off; 0 if none was late
 
     def count(self, counter: str, late_ms: int = 0, number: int = 1) -> None:
         """Count messages."""

@@ -20,20 +20,14 @@ LATEST_DUE_MS = 253_402_300_799_999
 def due_time_ms(
     deliver_at: int | datetime | None, deliver_after: timedelta | None, now_ms: int
 ) -> int | None:
-    """Return the due time of a message; None without a delay, which 0 stands for, too.
-
-    A past time is valid: the message is due now.
-    """
+    """Return the due time of a message, also a past one; None without a delay, or for 0."""
     return _time_ms("deliver", deliver_at, deliver_after, now_ms)
 
 
 def expiry_ms(
     expires_at: int | datetime | None, expires_after: timedelta | None, due_ms: int | None
 ) -> int:
-    """Return the time from which a message is not released any more, ms; 0 for never.
-
-    ``expires_after`` begins at the due time.
-    """
+    """Return the time from which a message is not released any more, ms; 0 for never."""
     if expires_at is None and expires_after is None:
         return 0
     given = f"expires_at ({expires_at!r})" if expires_at is not None else "expires_after"
@@ -127,11 +121,10 @@ def expires_at_ms(description: LevelTopicDescription, due_ms: int, own_ms: int) 
 def moved_expiry_ms(own_ms: int, due_ms: int, new_due_ms: int, now_ms: int) -> int:
     """Return the expiry of a message that gets another due time, ms; 0 for that of the level topic.
 
-    It is as long after the due time as before. Like any message that is due when it is sent, one
-    that is due now does not expire.
+    It is as long after the due time as before.
     """
     if new_due_ms <= now_ms or own_ms == NEVER_MS:
-        return NEVER_MS
+        return NEVER_MS  # like any message that is due when it is sent
     return min(new_due_ms + own_ms - due_ms, NEVER_MS) if own_ms else 0
 
 

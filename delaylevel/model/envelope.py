@@ -86,10 +86,7 @@ class SchemaRef:
 
 
 class Envelope(NamedTuple):
-    """The due time, target and identity of a parked message, or of a control record.
-
-    The due time, target and ID of a cancellation are those of its message.
-    """
+    """The due time, target and identity of a parked message; a cancellation has its message's."""
 
     due_ms: int
     target: str  # full name of the business topic
@@ -104,11 +101,7 @@ class Envelope(NamedTuple):
 
     @classmethod
     def read(cls, properties: Mapping[str, str], fallback_id: str | None = None) -> Envelope:
-        """Read the envelope from the properties of a parked message.
-
-        ``fallback_id`` is the ID of a message that has none. An EnvelopeError has the reason why a
-        message or record cannot be understood.
-        """
+        """Read the envelope from the properties of a parked message, or raise EnvelopeError."""
         if UNREADABLE in properties:
             raise EnvelopeError(properties[UNREADABLE])
         kind = properties.get(KIND)
@@ -174,12 +167,9 @@ class Envelope(NamedTuple):
 
 
 def due_of(properties: Mapping[str, str]) -> int | None:
-    """Return the due time of a parked message, ms since the epoch; None if it is unreadable.
-
-    A control record is never delivered, so its due time counts as unreadable.
-    """
+    """Return the due time of a parked message, ms since the epoch; None if it is unreadable."""
     if KIND in properties:
-        return None
+        return None  # a control record is never delivered
     try:
         return _due_ms(properties)
     except EnvelopeError:

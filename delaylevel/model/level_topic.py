@@ -40,15 +40,13 @@ class Spread(NamedTuple):
         return self.begin_ms + self.length_ms
 
     def take(self, left: int, last_ms: int, now_ms: int) -> tuple[int, int]:
-        """Return how many of ``left`` messages to release now, and the time of this release.
-
-        That time is a little earlier than now: a part of a message counts for the next release.
-        """
+        """Return how many of ``left`` messages to release now, and the time of this release."""
         if max(now_ms, last_ms) >= self.end_ms:  # the clock may have been set back
             return left, now_ms
         since_ms = max(last_ms, self.begin_ms)
         # The rest of the backlog in the rest of the time: a late release is made up for.
         count = left * max(now_ms - since_ms, 0) // (self.end_ms - since_ms)
+        # A little earlier than now: a part of a message counts for the next release.
         return count, since_ms + count * (self.end_ms - since_ms) // left
 
     def next_ms(self, left: int, last_ms: int) -> int:
@@ -60,16 +58,10 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Pauses:
-    """The present pauses, and the ends of earlier ones.
+    """The present pauses, and the ends of earlier ones, by full name of the target; ``*``: all."""
 
-    Attributes:
-        paused: full name of each paused target, or ``*`` for all -> begin, ms since the epoch.
-        resumed: full name of each target, or ``*`` for all, whose messages are released over a time
-            -> that time.
-    """
-
-    paused: tuple[tuple[str, int], ...] = ()
-    resumed: tuple[tuple[str, Spread], ...] = ()
+    paused: tuple[tuple[str, int], ...] = ()  # since when, ms since the epoch
+    resumed: tuple[tuple[str, Spread], ...] = ()  # the time over which messages are released
 
     def last(self, now_ms: int) -> bool:
         """Return True while due messages may wait for a pause to end, or for their turn then."""
@@ -94,11 +86,7 @@ class Pauses:
         return Pauses(tuple(sorted(paused.items())), self.resumed)
 
     def resume(self, target: str, now_ms: int, spread_ms: int = 0) -> Pauses:
-        """Return the pauses without that of a target; ``*`` ends all of them.
-
-        Args:
-            spread_ms: time over which the messages that wait are released.
-        """
+        """Return the pauses without that of a target; ``*`` ends all of them."""
         ended = [name for name, _ in self.paused if target in (ALL, name)]
         resumed = {name: each for name, each in self.resumed if each.end_ms > now_ms}
         for name in ended:
@@ -355,12 +343,8 @@ class LevelTopicDescription:
         return self.name.with_suffix(OUTCOMES_SUFFIX)
 
     def window_partition(self, key: str, message_id: str) -> int:
-        """Return the window partition of a message, the same for all its copies.
-
-        It is the CRC-32 of the key (UTF-8), or of the ID without a key, modulo the number of
-        partitions. This is part of the wire format.
-        """
-        return zlib.crc32((key or message_id).encode()) % self.window_partitions
+        """Return the window partition of a message, the same for all its copies."""
+        return zlib.crc32((key or message_id).encode()) % self.window_partitions  # docs/wire.md
 
     def members(self) -> Iterator[Member]:
         """Yield every member topic: levels from coarse to fine, held topic, dead-letter topic.

@@ -158,10 +158,7 @@ RawMessage = tuple[Any, int, int, int]
 
 
 def parked_message(message: Any, ledger: int, entry: int, batch: int) -> ParkedMessage:
-    """Copy every field of a :data:`RawMessage` into a :class:`ParkedMessage`.
-
-    A mark among the properties names unreadable fields, or says that the message is encrypted.
-    """
+    """Copy every field of a message, with a mark if one is unreadable, or if it is encrypted."""
     # A try block costs nothing without an exception. This runs for every message.
     try:
         key, ordering_key = message.partition_key(), message.ordering_key()

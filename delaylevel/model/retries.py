@@ -14,32 +14,21 @@ DEAD_LETTER_SUFFIX = "-DLQ"
 
 # The names of the Java client, so that its consumers and tools understand a retried copy. None of
 # them begins with ``delaylevel.``, because routing removes such properties.
-#: Number of failed attempts so far.
-FAILED_ATTEMPTS = "RECONSUMETIMES"
-#: Business topic of the first message.
-REAL_TOPIC = "REAL_TOPIC"
-#: Subscription that the copy is for.
-REAL_SUBSCRIPTION = "REAL_SUBSCRIPTION"
-#: Position of the first message.
-ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+FAILED_ATTEMPTS = "RECONSUMETIMES"  # so far
+REAL_TOPIC = "REAL_TOPIC"  # of the first message
+REAL_SUBSCRIPTION = "REAL_SUBSCRIPTION"  # that the copy is for
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"  # position of the first message
 _JAVA = frozenset((FAILED_ATTEMPTS, REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID))
 
 #: Prefix of our own properties of retried copies and of their dead letters.
 RETRY_PREFIX = "delaylevel-retry-"
-#: ID of the first message, the same for all attempts.
-RETRY_ID = RETRY_PREFIX + "id"
-#: Publish time of the first message, ms since the epoch.
-RETRY_PUBLISHED = RETRY_PREFIX + "published"
-#: Error of the last attempt, e.g. ``ValueError: text``.
-ERROR = RETRY_PREFIX + "error"
-#: Traceback of the last attempt, of a dead letter.
-TRACEBACK = RETRY_PREFIX + "traceback"
-#: Number of attempts before the message became a dead letter.
-ATTEMPTS = RETRY_PREFIX + "attempts"
-#: Properties that describe the attempts that failed.
-ATTEMPT_PROPERTIES = frozenset((ERROR, TRACEBACK, ATTEMPTS))
-#: Number of times that the message has been a dead letter.
-ROUND = RETRY_PREFIX + "round"
+RETRY_ID = RETRY_PREFIX + "id"  # of the first message, the same for all attempts
+RETRY_PUBLISHED = RETRY_PREFIX + "published"  # publish time of the first message, in ms
+ERROR = RETRY_PREFIX + "error"  # of the last attempt, e.g. ``ValueError: text``
+TRACEBACK = RETRY_PREFIX + "traceback"  # of the last attempt, of a dead letter
+ATTEMPTS = RETRY_PREFIX + "attempts"  # before the message became a dead letter
+ATTEMPT_PROPERTIES = frozenset((ERROR, TRACEBACK, ATTEMPTS))  # of those that failed
+ROUND = RETRY_PREFIX + "round"  # number of times that the message has been a dead letter
 
 # Properties of a retry or dead-letter topic itself: the subscription to which it belongs.
 OWNER_TOPIC = "delaylevel-retry.topic"
@@ -58,13 +47,10 @@ def dead_letter_topic(topic: str, subscription: str) -> TopicName:
 
 
 def replayed_properties(properties: Mapping[str, str], other_target: bool) -> dict[str, str]:
-    """Return the properties of a subscription's dead letter, or other message, for a replay.
-
-    With another target than the retry topic, its consumers would take it for a copy of their own.
-    """
+    """Return the properties of a subscription's dead letter, or other message, for a replay."""
     if ATTEMPTS not in properties:
         return dict(properties)
-    if other_target:
+    if other_target:  # than the retry topic: its consumers would take it for a copy of their own
         return without_retries(properties)
     return {name: value for name, value in properties.items() if name not in ATTEMPT_PROPERTIES}
 

@@ -53,10 +53,8 @@ _NAMED = {by.unit: by for by in PartitionBy}
 
 
 def partition_count(maximum_delay: timedelta, unit: timedelta) -> int:
-    """Return the number of partitions that a level needs, ceil(maximum/unit) - 1.
-
-    Partition k holds delays in [(k+1) units, (k+2) units). Delays below one unit are not parked.
-    """
+    """Return the number of partitions that a level needs, ceil(maximum/unit) - 1."""
+    # Partition k holds delays in [(k+1) units, (k+2) units). Delays below one unit are not parked.
     return -(-maximum_delay // unit) - 1
 
 
