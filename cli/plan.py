@@ -20,8 +20,6 @@ from .options import DURATION, Parsed, examples
 _LOAD = (
     Column("pending", "number"),
     Column("stored_bytes", "size", head="STORED"),
-    Column("native_index_bytes", "size", head="INDEX NATIVE"),
-    Column("native_rebuild_ms", "duration", head="REBUILD NATIVE"),
 )
 _PLANS = (
     Column("units", head="LEVELS"),
@@ -72,12 +70,6 @@ def _creation_command(levels: Levels, window: FinalWindow) -> str:
     "--size", type=Parsed("size", parse_size), required=True, help="Size of a message, e.g. 1KiB."
 )
 @click.option("--mean-delay", type=DURATION, help="Mean delay; by default half of the longest.")
-@click.option(
-    "--copies",
-    type=click.IntRange(min=1),
-    default=2,
-    help="Number of bookies that store each message.",
-)
 @options.final_window
 @options.output
 def plan(output: str, **fields: Any) -> None:
@@ -90,12 +82,7 @@ def plan(output: str, **fields: Any) -> None:
     load = planning.Load(**fields)
     found = planning.plans(load)
     best = planning.recommended(found)
-    view = {
-        "pending": load.pending,
-        "stored_bytes": load.stored_bytes,
-        "native_index_bytes": load.native_index_bytes,
-        "native_rebuild_ms": round(load.native_rebuild_s * 1000),
-    }
+    view = {"pending": load.pending, "stored_bytes": load.stored_bytes}
     rows = [
         {
             "units": " ".join(exact_duration(level.unit_ms) for level in item.levels),

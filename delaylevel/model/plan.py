@@ -9,24 +9,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain, combinations
 
-from delaylevel.errors import InvalidInputError
+from delaylevel.errors import InvalidInputError, InvalidStrategyError
 
 from .clock import duration_ms
 from .level_topic import FinalWindow
-from .strategy import (
-    DEFAULT_PARTITION_LIMIT,
-    Levels,
-    PartitionBy,
-    PartitionStrategy,
-    fitting_levels,
-)
+from .strategy import Levels, PartitionBy, PartitionStrategy
 
 # Messages per second that a restarted dispatcher, or broker, reads until it knows them again.
-RESTART_RATE, NATIVE_REBUILD_RATE = 80_000, 15_000
+_RESTART_RATE, _NATIVE_REBUILD_RATE = 80_000, 15_000
 # Bytes of a pending message: in the dispatcher's tracker, and in the broker's index of one
 # subscription.
-TRACKER_BYTES, NATIVE_INDEX_BYTES = 4, 34
+_TRACKER_BYTES, _NATIVE_INDEX_BYTES = 4, 34
+# Number of bookies that store each message, by default (managedLedgerDefaultWriteQuorum).
+_COPIES = 2
 # Approximate size of the envelope and the broker's metadata of a parked message.
 _OVERHEAD_BYTES = 200
 # Longest restart that is no reason for a finer level, in s: as long as messages may be late then.
@@ -43,7 +40,6 @@ class Load:
         rate: delayed messages per second.
         size: size of a message in bytes.
         mean_delay: half of the longest by default.
-        copies: number of bookies that store each message (managedLedgerDefaultWriteQuorum).
 
     Raises:
         InvalidInputError: a value is out of range.
@@ -53,14 +49,13 @@ class Load:
     maximum_delay: timedelta
     size: int
     mean_delay: timedelta | None = None
-    copies: int = 2
     final_window: FinalWindow = FinalWindow.TRACKER
 
     def __post_init__(self) -> None:
         if not (self.rate > 0 and math.isfinite(self.rate)):
             raise InvalidInputError(f"a rate of {self.rate} messages a second cannot be planned")
-        if self.size < 0 or self.copies < 1:
-            raise InvalidInputError("a size must not be negative, and copies must be at least 1")
+        if self.size < 0:
+            raise InvalidInputError("a size must not be negative")
         if self.maximum_delay <= timedelta(0):
             raise InvalidInputError("the longest delay must be more than zero")
         if not timedelta(0) < self.mean <= self.maximum_delay:
@@ -79,17 +74,7 @@ class Load:
     @property
     def stored_bytes(self) -> int:
         """Size of the pending messages on all bookies together."""
-        return self.pending * (self.size + _OVERHEAD_BYTES) * self.copies
-
-    @property
-    def native_index_bytes(self) -> int:
-        """Size of the broker's index for one subscription if the broker delays all messages."""
-        return self.pending * NATIVE_INDEX_BYTES
-
-    @property
-    def native_rebuild_s(self) -> float:
-        """Time that a restarted broker then needs before it delivers."""
-        return self.pending / NATIVE_REBUILD_RATE
+        return self.pending * (self.size + _OVERHEAD_BYTES) * _COPIES
 
 
 @dataclass(frozen=True)
@@ -128,8 +113,8 @@ def plan(load: Load, levels: Levels) -> Plan:
         levels=levels,
         window=window,
         window_bytes=window * (load.size + _OVERHEAD_BYTES),
-        memory_bytes=window * (TRACKER_BYTES if tracked else NATIVE_INDEX_BYTES),
-        restart_s=window / (RESTART_RATE if tracked else NATIVE_REBUILD_RATE),
+        memory_bytes=window * (_TRACKER_BYTES if tracked else _NATIVE_INDEX_BYTES),
+        restart_s=window / (_RESTART_RATE if tracked else _NATIVE_REBUILD_RATE),
     )
 
 
@@ -141,9 +126,15 @@ def plans(load: Load) -> list[Plan]:
     """
     units = [by.unit for by in PartitionBy if by.unit < load.maximum_delay]
     best: dict[timedelta, Levels] = {}
-    for found in fitting_levels(load.maximum_delay, units, DEFAULT_PARTITION_LIMIT):
-        levels = Levels(PartitionStrategy(partition_by=u, maximum_delay=top) for u, top in found)
-        finest = found[-1][0]
+    for chosen in chain.from_iterable(combinations(units, n + 1) for n in range(len(units))):
+        bounds = zip(chosen, (load.maximum_delay, *chosen), strict=False)
+        try:
+            levels = Levels(
+                PartitionStrategy(partition_by=u, maximum_delay=top) for u, top in bounds
+            )
+        except InvalidStrategyError:
+            continue  # too many partitions
+        finest = chosen[-1]
         if finest not in best or _cost(levels) < _cost(best[finest]):
             best[finest] = levels
     if not best:

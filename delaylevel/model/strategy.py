@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -17,12 +17,11 @@ from .clock import duration_ms
 from .formatting import exact_duration
 
 Overflow = Literal["reject", "recirculate"]
-#: The unit and the maximum delay of a level.
-Bounds = tuple[timedelta, timedelta]
-
-DEFAULT_PARTITION_LIMIT = 1000
+_PARTITION_LIMIT = 1000
 SMALLEST_UNIT = timedelta(milliseconds=100)
 LONGEST_DELAY = timedelta(days=36500)
+#: The remedy for too many partitions.
+COARSER_FIRST = "put a coarser level in front (`delaylevel plan` shows levels that fit)"
 
 
 class PartitionBy(enum.Enum):
@@ -83,7 +82,7 @@ class PartitionStrategy(BaseModel):
     maximum_delay: timedelta = timedelta(days=30)
     lead: timedelta | None = None
     overflow: Overflow = "reject"
-    partition_limit: int = Field(default=DEFAULT_PARTITION_LIMIT, ge=1, repr=False)
+    partition_limit: int = Field(default=_PARTITION_LIMIT, ge=1, repr=False)
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -134,8 +133,7 @@ class PartitionStrategy(BaseModel):
         if self.partitions > self.partition_limit:
             raise ValueError(
                 f"{_text(maximum)} by {self.unit_name} needs {self.partitions:,} partitions, more "
-                f"than the limit of {self.partition_limit:,}"
-                f"{advice(maximum, unit, self.partition_limit)}"
+                f"than the limit of {self.partition_limit:,}: {COARSER_FIRST}"
             )
         return self
 
@@ -316,35 +314,6 @@ class Levels:
             )
         except (KeyError, TypeError, OverflowError) as error:
             raise InvalidStrategyError(f"a stored list of levels is damaged: {error!r}") from error
-
-
-def propose_levels(maximum: timedelta, unit: timedelta, limit: int) -> list[Bounds]:
-    """Return levels down to ``unit``: as few as fit, with as few partitions; none if none fit."""
-    units = [by.unit for by in PartitionBy if unit < by.unit < maximum] + [unit]
-    fitting = [each for each in fitting_levels(maximum, units, limit) if each[-1][0] == unit]
-
-    def cost(levels: list[Bounds]) -> tuple[int, int]:
-        return len(levels), sum(partition_count(top, length) for length, top in levels)
-
-    return min(fitting, key=cost, default=[])
-
-
-def advice(maximum: timedelta, unit: timedelta, limit: int) -> str:
-    """Return the end of an error about too many partitions: the levels that fit, if any do."""
-    words = (f"{_unit_name(u)} for {_text(top)}" for u, top in propose_levels(maximum, unit, limit))
-    proposal = ", then ".join(words)
-    return f"; these levels fit: {proposal}" if proposal else ""
-
-
-def fitting_levels(
-    maximum: timedelta, units: Sequence[timedelta], limit: int
-) -> Iterator[list[Bounds]]:
-    """Yield the lists of levels of some units with at most ``limit`` partitions each."""
-    for count in range(1, len(units) + 1):
-        for chosen in combinations(units, count):
-            levels = list(zip(chosen, (maximum, *chosen), strict=False))
-            if all(partition_count(top, unit) <= limit for unit, top in levels):
-                yield levels
 
 
 def as_levels(strategy: Levels | PartitionStrategy | Sequence[PartitionStrategy]) -> Levels:

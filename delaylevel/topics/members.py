@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from delaylevel.cluster import rules
@@ -35,7 +34,7 @@ from delaylevel.model.level_topic import (
     LevelTopicDescription,
     Member,
 )
-from delaylevel.model.strategy import advice
+from delaylevel.model.strategy import COARSER_FIRST
 from delaylevel.model.topic_name import TopicName
 
 
@@ -43,15 +42,12 @@ def check_partition_limit(description: LevelTopicDescription, limit: int | None)
     """Raise InvalidStrategyError beyond the broker's limit of partitions; 0 or None is no limit."""
     if not limit:
         return
-    levels = description.levels
-    finest = levels.strategies[-1].unit
     for member in description.members():
         if member.partitions > limit:
-            maximum = timedelta(milliseconds=levels.maximum_ms)
             raise InvalidStrategyError(
                 f"{member.topic} would need {member.partitions:,} partitions, more than the "
-                f"broker's limit of {limit:,} (maxNumPartitionsPerPartitionedTopic)"
-                f"{advice(maximum, finest, limit)}"
+                f"broker's limit of {limit:,} (maxNumPartitionsPerPartitionedTopic): "
+                f"{COARSER_FIRST}"
             )
 
 

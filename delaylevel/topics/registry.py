@@ -83,8 +83,8 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
         StrategyMismatchError: it exists with another strategy; the text shows both.
         UnsafeNamespaceError: rules of broker or namespace would delete parked messages, or stop
             those who release them; with remedies.
-        InvalidStrategyError: more partitions than the broker allows, with proposed levels; or more
-            topics than the namespace may have.
+        InvalidStrategyError: more partitions than the broker, or topics than the namespace, may
+            have.
         LevelTopicError: a member topic exists and is not ours.
         NotFoundError: the namespace does not exist.
     """
