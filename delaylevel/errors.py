@@ -216,17 +216,7 @@ class StillPendingError(LevelTopicError):
 
 
 class StrategyMismatchError(LevelTopicError):
-    """A producer's strategy that disagrees with the description of the level topic.
-
-    Attributes:
-        configured: the producer's strategy, as text.
-        described: the level topic's strategy, as text.
-    """
-
-    def __init__(self, message: str, *, configured: str, described: str) -> None:
-        super().__init__(message)
-        self.configured = configured
-        self.described = described
+    """A strategy that disagrees with the description of the level topic; the text has both."""
 
 
 class UnsafeNamespaceError(LevelTopicError):

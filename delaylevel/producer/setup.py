@@ -368,9 +368,7 @@ def _found(
         raise StrategyMismatchError(
             f"the producer's strategy disagrees with level topic {wanted.topic}. "
             f"Configured: {configured}. The topic's own: {found.levels}. Leave "
-            "partition_strategy out to use the topic's, or name another delay_level_topic",
-            configured=str(configured),
-            described=str(found.levels),
+            "partition_strategy out to use the topic's, or name another delay_level_topic"
         )
     found.check_target(target)
     return found

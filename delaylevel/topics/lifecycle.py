@@ -111,9 +111,8 @@ def pause(admin: TopicAdmin, topic: str, target: str | None, clock: Clock) -> Le
     def changed(described: LevelTopicDescription) -> LevelTopicDescription:
         if not described.cancellable:
             raise LevelTopicError(
-                f"level topic {described.topic} has the final window "
-                f"{described.final_window.value!r}: the broker itself delivers its messages and "
-                "cannot be paused; only a level topic with a tracker can"
+                f"level topic {described.topic} cannot be paused: with the final window "
+                f"{described.final_window.value!r}, the broker itself delivers its messages"
             )
         name = _target(described, target)
         return replace(described, pauses=described.pauses.pause(name, clock.now_ms()))
@@ -137,25 +136,20 @@ def resume(
 
     Raises:
         TargetNotAllowedError: it is not a target of the level topic.
-        InvalidInputError: the spread is negative, or the target is not paused.
-        LevelTopicError: all targets are paused together.
+        InvalidInputError: the spread is negative, or there is no pause of the target itself.
     """
     if spread_ms < 0:
         raise InvalidInputError(f"the spread is {spread_ms} ms: give 0 or more")
 
     def changed(described: LevelTopicDescription) -> LevelTopicDescription:
         name, paused = _target(described, target), dict(described.pauses.paused)
-        if not paused:
-            raise InvalidInputError(f"level topic {described.topic} is not paused")
-        if name in (ALL, *paused):
-            pauses = described.pauses.resume(name, clock.now_ms(), spread_ms)
-            return replace(described, pauses=pauses)
-        if ALL in paused:
-            raise LevelTopicError(
-                f"all targets of level topic {described.topic} are paused together: resume them "
-                "together, without naming a target"
+        if not paused or name not in (ALL, *paused):
+            raise InvalidInputError(
+                f"level topic {described.topic} has no pause of {target or 'any target'} to end; "
+                f"paused are {', '.join(paused) or 'none'} (*: all together, without a name)"
             )
-        raise InvalidInputError(f"{name} is not paused, but {', '.join(paused)}")
+        pauses = described.pauses.resume(name, clock.now_ms(), spread_ms)
+        return replace(described, pauses=pauses)
 
     return change(admin, topic, changed)
 
@@ -420,24 +414,11 @@ def _still_pending(
     description: LevelTopicDescription, pending: Counter[str], discard: int | None
 ) -> str:
     total = pending.total()
-    listed = ", ".join(f"{count:,} {kind}" for kind, count in pending.items() if count)
-    holds = f"{total:,} entries" + (f" ({listed})" if listed else "")
-    if discard is not None:
-        return (
-            f"level topic {description.topic} holds {holds}, not {discard:,}: nothing was "
-            f"deleted. `--discard {total}` throws the entries away"
-        )
-    ways = []
-    if pending["parked"] or pending["held"]:
-        command = f"`delaylevel levels drain {shell(description.topic)}`"
-        ways.append(f"hand them off now with {command} (due times are kept)")
-    if pending["in the window"]:
-        ways.append("let the dispatcher release the messages in the window")
-    if pending["dead letters"]:
-        command = f"`delaylevel dlq list {shell(description.topic)}`"
-        ways.append(f"replay or discard the dead letters, which {command} shows")
-    ways.append(f"throw everything away with `--discard {total}`")
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in pending.items() if count)
     return (
-        f"level topic {description.topic} still holds {holds}: nothing was deleted. "
-        + "; ".join(ways)
+        f"level topic {description.topic} holds {total:,} entries ({kinds or 'none'}), not "
+        f"{discard or 0:,}: nothing was deleted. Hand off what is parked or held (`delaylevel "
+        f"levels drain {shell(description.topic)}`), let the dispatcher release the window, replay "
+        f"or discard dead letters (`delaylevel dlq list {shell(description.topic)}`), or throw all "
+        f"away with `--discard {total}`"
     )

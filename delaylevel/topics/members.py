@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -157,31 +156,24 @@ def _words(description: LevelTopicDescription) -> str:
     )
 
 
-def check_same(
-    wanted: LevelTopicDescription, found: LevelTopicDescription, whose: str = "The topic's own"
-) -> None:
+def check_same(wanted: LevelTopicDescription, found: LevelTopicDescription) -> None:
     """Raise StrategyMismatchError, which shows both, unless they differ only in the targets."""
     if (wanted.levels, wanted.fixed) == (found.levels, found.fixed):
         return
-    configured, described = _words(wanted), _words(found)
     command = found.creation_command(*sorted(set(wanted.targets) - set(found.targets)))
     raise StrategyMismatchError(
-        f"level topic {wanted.topic} exists with another strategy. Requested: {configured}. "
-        f"{whose}: {described}. Request that strategy (`{command}`), or name another level topic",
-        configured=configured,
-        described=described,
+        f"level topic {wanted.topic} exists with another strategy. Requested: {_words(wanted)}. "
+        f"The topic's own: {_words(found)}. Request that strategy (`{command}`), or name another "
+        "level topic"
     )
 
 
 def not_ours(name: TopicName, metadata: TopicMetadata) -> LevelTopicError:
     """Return the error for a topic that is not a part of the level topic."""
     owner = metadata.properties.get(MEMBER_PROPERTY)
+    why = "is an ordinary topic: it does not describe itself as a level topic"
     if owner is not None:
         why = f"belongs to the level topic {owner}"
-    elif not metadata.partitions:
-        why = "is an ordinary topic without partitions, not a level topic"
-    else:
-        why = "is an ordinary partitioned topic: it does not describe itself as a level topic"
     return LevelTopicError(
         f"{name} exists and {why}; nothing was changed. Name another level topic "
         "(delay_level_topic=…, --level-topic)"
@@ -204,7 +196,7 @@ def existing(
             check_same(description, described)
         elif PLAN_PROPERTY in properties:
             plan = LevelTopicDescription.from_json(description.topic, properties[PLAN_PROPERTY])
-            check_same(description, plan, "It is being created, or was left unfinished, as")
+            check_same(description, plan)
     if metadata.partitions != member.partitions:
         raise LevelTopicError(
             f"{member.topic} has {metadata.partitions} partitions and should have "
@@ -226,17 +218,11 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
             return True
         except AdminError as error:
             if error.status == _LIMIT:
-                namespace = description.name.namespace_path
                 raise InvalidStrategyError(
                     f"{member.topic} with {member.partitions:,} partitions cannot be created "
-                    f"({error.reason}): raise the limit of namespace {namespace} (`pulsar-admin "
-                    "namespaces set-max-topics-per-namespace`), or use fewer partitions (a second "
-                    "level, --then) or another namespace; nothing was created"
+                    f"({error.reason}): raise the limit of the namespace (`pulsar-admin namespaces "
+                    "set-max-topics-per-namespace`), or use fewer partitions or another namespace"
                 ) from error
-            # Only this text has the limit: not every role may read the broker's settings.
-            limit = re.search(r"less than or equal to (\d+)", error.reason)
-            if error.status == 406 and limit:
-                check_partition_limit(description, int(limit[1]))
             # A broker also refuses a name while it still deletes an earlier topic of this name.
             if not isinstance(error, ConflictError):
                 raise

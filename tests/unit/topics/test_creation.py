@@ -131,7 +131,7 @@ def test_a_creation_that_may_succeed_later_is_finished_or_deleted(
             topics.describe(memory.admin, "orders")
         (listed,) = topics.list_level_topics(memory.admin, "public/default")
         assert (listed.description, "not finished" in str(listed.problem)) == (None, True)
-        with pytest.raises(StrategyMismatchError, match="left unfinished"):
+        with pytest.raises(StrategyMismatchError):
             topics.create(memory.admin, OTHER)
     if step % 4:
         found = topics.describe(memory.admin, "orders", unfinished=True)
@@ -165,7 +165,7 @@ def test_of_two_creations_at_once_one_strategy_is_made(
         try:
             told.append(topics.create(admin, wanted))
         except StrategyMismatchError as refused:
-            told.append(refused.described)
+            told.append(str(refused).partition("The topic's own: ")[2])
 
     admin, happened = at_write(memory.admin, step, lambda: create(memory.admin, other))
     create(admin, WANTED)
@@ -258,7 +258,7 @@ def test_the_undo_keeps_an_applications_topic_that_appears_meanwhile() -> None:
     memory, held = MemoryPulsar(), WANTED.held_topic
     act = functools.partial(memory.admin.create_partitioned, held, 1)
     admin = on(memory.admin, {("create_partitioned", held): act})
-    with pytest.raises(LevelTopicError, match="ordinary partitioned topic"):
+    with pytest.raises(LevelTopicError, match="ordinary topic"):
         topics.create(admin, WANTED)
     assert left(memory) == {held}
 
