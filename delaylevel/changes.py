@@ -140,20 +140,17 @@ def receipts_of(
 ) -> tuple[list[Receipt], int]:
     """Return receipts for rows, and the number of those that are held or unreadable."""
     found: list[Receipt] = []
-    held = 0
     for row in rows:
         try:
             envelope = Envelope.read(row.properties, row.id)
         except EnvelopeError:
-            held += 1
             continue
         if row.role == Role.HELD.value or envelope.target not in description.known_targets:
-            held += 1
             continue
         place = place_of(row.topic, row.ledger, row.entry)
         named = row.id, envelope.due_ms, envelope.target, description.topic, row.key or ""
         found.append(Receipt(*named, place))
-    return first_copies(found), held
+    return first_copies(found), len(rows) - len(found)
 
 
 def change_messages(

@@ -92,13 +92,8 @@ def _time_ms(
 
 
 def _check_range(due_ms: int, name: str, given: object) -> None:
-    if due_ms < 0:
-        raise _refused(f"{name}={given!r} is before 1970")
-    if due_ms > LATEST_DUE_MS:
-        raise _refused(
-            f"{name}={given!r} is beyond the year 9999, as if given in micro- or nanoseconds: give "
-            "milliseconds"
-        )
+    if not 0 <= due_ms <= LATEST_DUE_MS:
+        raise _refused(f"{name}={given!r} is before 1970 or beyond the year 9999, in milliseconds")
 
 
 def _refused(why: str) -> InvalidDelayError:

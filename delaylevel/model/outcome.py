@@ -14,7 +14,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from delaylevel.errors import EnvelopeError, InvalidInputError
 
@@ -114,14 +114,11 @@ class Outcome:
             OUTCOME: self.status.value,
             DUE: str(self.due_ms),
             DECIDED: str(self.decided_ms),
+            RELEASED: "" if self.released_ms is None else str(self.released_ms),
+            REASON: self.reason,
+            KEY: self.key,
         }
-        if self.released_ms is not None:
-            properties[RELEASED] = str(self.released_ms)
-        if self.reason:
-            properties[REASON] = self.reason
-        if self.key:
-            properties[KEY] = self.key
-        return properties
+        return {name: text for name, text in properties.items() if text}
 
     def payload(self) -> bytes:
         """Return the payload of the record: its properties as JSON, without their prefix."""
@@ -197,19 +194,17 @@ class Receipt:
         return TopicName.parse(topic).full, Position.parse(":".join(numbers))
 
     def __str__(self) -> str:
-        value: dict[str, Any] = {
+        value = {
             "due": self.due_ms,
             "target": self.target,
             "topic": self.level_topic,
             "id": self.id,
+            "key": self.key,
+            "at": self.stored_at,
+            "direct": self.sent_directly,
         }
-        if self.key:
-            value["key"] = self.key
-        if self.stored_at:
-            value["at"] = self.stored_at
-        if self.sent_directly:
-            value["direct"] = True
-        text = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+        given = {name: item for name, item in value.items() if item}
+        text = json.dumps(given, sort_keys=True, separators=(",", ":")).encode()
         data = text + zlib.crc32(text).to_bytes(_CHECKSUM_BYTES, "big")
         return _PREFIX + base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
@@ -218,8 +213,7 @@ class Receipt:
         """Parse the text of a receipt; white space around it is ignored.
 
         Raises:
-            InvalidInputError: it is not the text of a receipt, or it is damaged, or only a later
-                version understands it.
+            InvalidInputError: it is not the text of a receipt of this version, or it is damaged.
         """
         if not isinstance(text, str):
             raise InvalidInputError(
@@ -227,14 +221,9 @@ class Receipt:
             )
         stripped = text.strip()
         if not stripped.startswith(_PREFIX):
-            version, dot, _ = stripped.partition(".")
-            if dot and version[:2] == "dl" and version[2:].isdecimal():
-                raise InvalidInputError(
-                    f"the receipt {_short(text)} is of version {version[2:]}, and this delaylevel "
-                    "understands version 1: upgrade delaylevel"
-                )
             raise InvalidInputError(
-                f"{_short(text)} is not a receipt: it does not begin with {_PREFIX!r}; {_AGAIN}"
+                f"{_short(text)} is not a receipt of this version: it does not begin with "
+                f"{_PREFIX!r}; {_AGAIN}"
             )
         try:
             return cls._from_json(_checked(stripped[len(_PREFIX) :]))
@@ -251,10 +240,9 @@ class Receipt:
             raise ValueError("it is not a JSON object")
         own_id, due_ms = value["id"], value["due"]
         stored_at, key = value.get("at", ""), value.get("key", "")
-        names = (("id", own_id), ("key", key), ("at", stored_at))
-        for name, item in (*names, ("target", value["target"]), ("topic", value["topic"])):
-            if not isinstance(item, str):
-                raise ValueError(f"{name} is not a text")
+        names = own_id, key, stored_at, value["target"], value["topic"]
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError("a name in it is not a text")
         if not own_id:
             raise ValueError("it has no ID")
         if type(due_ms) is not int or not 0 < due_ms <= LATEST_DUE_MS:

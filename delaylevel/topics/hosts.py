@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import Problem
+from delaylevel.model.clock import earliest
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import SUBSCRIPTION, Mover, Role
 from delaylevel.model.topic_name import TopicName
@@ -53,15 +54,9 @@ def _missing_mover(admin: TopicAdmin, at: LevelTopicStatus, topic: str) -> Probl
     absent = f"no mover is running for {topic}"
     if function:
         return Problem(absent, f"`delaylevel mover deploy {shell(at.description.topic)}`")
-    rows = at.rows(Role.LEVEL)
-    times = [row.subscription.acknowledged_ms for row in rows if row.subscription]
-    last_ms = max((time_ms for time_ms in times if time_ms is not None), default=None)
     if at.late:
-        if last_ms is not None:
-            ago = format_duration(at.now_ms - last_ms)
-            absent += f" (the last one moved messages {ago} ago)"
         absent += f", and {overdue}"
-    elif last_ms is not None or any(_had_mover(admin, row) for row in rows):
+    elif any(_had_mover(admin, row) for row in at.rows(Role.LEVEL)):
         return None  # it may run at intervals
     return Problem(absent, f"`delaylevel run {shell(topic)}`")
 
@@ -70,6 +65,8 @@ def _had_mover(admin: TopicAdmin, row: PartitionStatus) -> bool:
     """Return True if a mover was connected to a level partition, or has moved messages from it."""
     if row.subscription is None:
         return False
+    if row.subscription.acknowledged_ms is not None:
+        return True
     if row.subscription.type != "None" and row.partition:
         return True  # since the broker opened the partition; `doctor` opens the first one
     if not row.storage_bytes:
@@ -86,8 +83,7 @@ def missing_dispatcher(at: LevelTopicStatus, topic: str) -> Problem | None:
         if description.mover is not Mover.SERVICE:
             command = f"`delaylevel dispatcher run {shell(description.topic)}`"
         return Problem(f"no dispatcher is running for {topic}", command)
-    times = [row.oldest_publish_ms for row in at.rows(Role.WINDOW)]
-    oldest_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
+    oldest_ms = earliest(row.oldest_publish_ms for row in at.rows(Role.WINDOW))
     if oldest_ms is None or description.pauses.last(at.now_ms):
         return None
     # Messages enter the window when they are due within the finest unit and its lead, but for those

@@ -18,7 +18,7 @@ from delaylevel.cluster.port import ClientStats, PartitionStats, SubscriptionSta
 from delaylevel.cluster.rules import Problem
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.errors import BrokerUnreachableError, DelayLevelError, NotFoundError
-from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.clock import Clock, SystemClock, earliest
 from delaylevel.model.formatting import format_duration, shell
 from delaylevel.model.level_topic import (
     SUBSCRIPTION,
@@ -225,16 +225,18 @@ class LevelTopicStatus:
     @property
     def next_hand_off_ms(self) -> int | None:
         """The earliest hand-off of what is pending; it has passed if the mover is behind."""
-        return _earliest_ms(self.rows(Role.LEVEL))
+        return earliest(row.oldest_hand_off_ms for row in self.rows(Role.LEVEL))
 
     @property
     def levels(self) -> list[tuple[str, int, int | None]]:
         """Name, number of entries and earliest hand-off (ms since the epoch) of each level."""
-        return [
-            (rows[0].level_name, sum(row.backlog_entries for row in rows), _earliest_ms(rows))
-            for rows in self.topics
-            if rows[0].role is Role.LEVEL
-        ]
+        found = []
+        for rows in self.topics:
+            if rows[0].role is Role.LEVEL:
+                entries = sum(row.backlog_entries for row in rows)
+                next_ms = earliest(row.oldest_hand_off_ms for row in rows)
+                found.append((rows[0].level_name, entries, next_ms))
+        return found
 
     @property
     def behind_ms(self) -> int:
@@ -256,11 +258,6 @@ class LevelTopicStatus:
     def consumers(self, role: Role) -> tuple[str, ...]:
         """Return the names of the movers or dispatchers that read the topics with a role."""
         return tuple(sorted({name for row in self.rows(role) for name in row.consumers}))
-
-
-def _earliest_ms(rows: Iterable[PartitionStatus]) -> int | None:
-    times = (row.oldest_hand_off_ms for row in rows)
-    return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
 
 def status(

@@ -113,8 +113,7 @@ GONE = replace(IDLE, type="Exclusive")
             waiting(3 * HOUR_MS, GONE, acknowledged_ms=NOW_MS - 3 * HOUR_MS // 2),
             RUNNING,
             {},
-            "no mover is running for orders (the last one moved messages 1h30m ago), and "
-            "hand-offs are overdue by 2h05m: `delaylevel run orders`",
+            "no mover is running for orders, and hand-offs are overdue by 2h05m: `delaylevel run o",
         ),
         # -- stale ones. The finest level's first partition hands off after an hour; the lead is
         # five minutes.
