@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from delaylevel.demo import Demonstration
 
 _RESULT = (
-    *(Column(key, "number") for key in ("sent", "moved", "released")),
-    *(Column(key, "number") for key in ("lost", "duplicated", "changed", "early")),
+    *(Column(key, "number") for key in ("sent", "lost", "duplicated", "changed", "early")),
     *(Column(f"late_{name}_ms", "duration") for name in ("p50", "p99", "max")),
     Column("ok", head="ALL IS WELL"),
 )
@@ -55,8 +54,8 @@ def demo(messages: int, output: str) -> None:
         if at.phase != phase or at.seconds >= next_s:
             next_s, phase = at.seconds + _LINE_EVERY_S, at.phase
             note(
-                f"{at.seconds:.0f}s {at.phase}: {len(at.sent):,} sent, {at.moved:,} moved, "
-                f"{len(at.seen):,} delivered, median {format_duration(at.late_at(0.5))} late"
+                f"{at.seconds:.0f}s {at.phase}: {len(at.sent):,} sent, {len(at.seen):,} delivered, "
+                f"median {format_duration(at.late_at(0.5))} late"
             )
 
     with tempfile.TemporaryDirectory(prefix="delaylevel-demo-") as folder:
@@ -69,8 +68,6 @@ def demo(messages: int, output: str) -> None:
     late = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     view = {
         "sent": len(result.sent),
-        "moved": result.moved,
-        "released": result.released,
         "lost": result.lost,
         "duplicated": result.duplicated,
         "changed": len(result.changed),
