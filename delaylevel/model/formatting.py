@@ -13,8 +13,6 @@ from .clock import instant
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|m|h|d|w))")
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-
-
 _DECIMALS = re.compile(r"(?<=:\d\d)[.,](\d+)")
 
 
@@ -25,15 +23,13 @@ def format_duration(ms: int | float) -> str:
         return f"{sign}{value:.0f}ms"
     if value < 59_950:
         return f"{sign}{value / 1000:.1f}s"
-    seconds = round(value / 1000)
-    for big, small, name, letters in (
-        (86_400, 3600, "d", "h"),
-        (3600, 60, "h", "m"),
-        (60, 1, "m", "s"),
-    ):
-        if seconds >= big:
-            return f"{sign}{seconds // big}{name}{seconds % big // small:02d}{letters}"
-    raise AssertionError("a minute or more was expected")
+    minutes, seconds = divmod(round(value / 1000), 60)
+    if minutes < 60:
+        return f"{sign}{minutes}m{seconds:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{sign}{hours}h{minutes:02d}m"
+    return f"{sign}{hours // 24}d{hours % 24:02d}h"
 
 
 def exact_duration(ms: int) -> str:

@@ -159,13 +159,8 @@ OUTCOMES_SUFFIX = "-outcomes"
 #: Attributes for live queries that are no properties.
 SIZE_ATTRIBUTE, DELAY_ATTRIBUTE = "size", "delay"
 
-# Members of the description with a setting, and their defaults; and those with one for each target.
-_SETTINGS: dict[str, str | int] = {
-    "on_missing_target": "hold",
-    "attribute": SIZE_ATTRIBUTE,
-    "expire_after_ms": 0,
-    "expired": "drop",
-}
+# Members of the description with a setting, and those with one for each target.
+_SETTINGS = ("on_missing_target", "attribute", "expire_after_ms", "expired")
 _BY_TARGET = ("paused", "resumed")
 
 #: Bytes of the broker's limit that producers leave free in each parked message, for everything that
@@ -368,8 +363,7 @@ class LevelTopicDescription:
     @property
     def fixed(self) -> tuple[object, ...]:
         """All that never changes, but for the levels: they may become longer."""
-        tracked = self.final_window is FinalWindow.TRACKER
-        windows = self.window_partitions if tracked else None  # without a window, it means nothing
+        windows = self.window_partitions if self.cancellable else None  # it means nothing then
         return self.mover, self.final_window, self.hold_pause_ms, windows
 
     def check_target(self, target: str) -> None:
@@ -416,9 +410,9 @@ class LevelTopicDescription:
         }
         if self.former:
             value["former"] = [self._with_topics(levels) for levels in self.former]
-        for name, default in _SETTINGS.items():
-            if getattr(self, name) != default:  # the choices are texts, too
-                value[name] = getattr(self, name)
+        for name in _SETTINGS:
+            if getattr(self, name) != getattr(type(self), name):  # the default
+                value[name] = getattr(self, name)  # the choices are texts, too
         value.update(self.pauses.to_json())
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
@@ -459,7 +453,7 @@ class LevelTopicDescription:
         try:
             value = json.loads(text)
             _check_format(topic, value["version"])
-            value = {**_SETTINGS, **value}
+            value = {**{name: getattr(cls, name) for name in _SETTINGS}, **value}
             _apply_settings(value, properties)
             targets = value["targets"]
             if not (isinstance(targets, list) and all(isinstance(item, str) for item in targets)):

@@ -105,24 +105,13 @@ def source_partitions(description: LevelTopicDescription) -> tuple[SourcePartiti
     for member in description.members():
         for index in range(member.partitions):
             if member.role is Role.LEVEL:
-                level = member.level
-                after_ms = description.levels[level].hand_off_after_ms(index)
-                lead_ms = description.levels[level].lead_ms
+                level, is_last = description.levels[member.level], (member.level, index) in lasts
+                own = level.index, index, level.hand_off_after_ms(index), is_last, level.lead_ms
             elif member.role is Role.HELD:
-                level, after_ms = len(description.levels) - 1, description.hold_pause_ms
-                lead_ms = _HELD_LEAD_MS
+                finest, pause_ms = len(description.levels) - 1, description.hold_pause_ms
+                own = finest, index, pause_ms, False, _HELD_LEAD_MS
             else:
                 continue
-            found.append(
-                SourcePartition(
-                    description.topic,
-                    member.topic.partition(index).full,
-                    member.role,
-                    level,
-                    index,
-                    after_ms,
-                    (member.level, index) in lasts,
-                    lead_ms,
-                )
-            )
+            topic = member.topic.partition(index).full
+            found.append(SourcePartition(description.topic, topic, member.role, *own))
     return tuple(found)

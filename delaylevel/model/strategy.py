@@ -231,7 +231,18 @@ class Levels:
                     f"the due time: give it a maximum_delay of {_text(coarse.unit)}"
                 )
         self.strategies: tuple[PartitionStrategy, ...] = chosen
-        self._levels = tuple(_level(index, item) for index, item in enumerate(chosen))
+        self._levels = tuple(
+            Level(
+                index=index,
+                unit_ms=duration_ms(item.unit),
+                maximum_ms=duration_ms(item.maximum_delay),
+                lead_ms=duration_ms(item.effective_lead),
+                partitions=item.partitions,
+                suffix="" if index == 0 else "-" + item.unit_name.lower(),
+                name=item.unit_name,
+            )
+            for index, item in enumerate(chosen)
+        )
 
     @property
     def overflow(self) -> Overflow:
@@ -319,18 +330,6 @@ class Levels:
 def as_levels(strategy: Levels | PartitionStrategy | Sequence[PartitionStrategy]) -> Levels:
     """Return the list of levels for a ``partition_strategy=`` argument."""
     return strategy if isinstance(strategy, Levels) else Levels(strategy)
-
-
-def _level(index: int, strategy: PartitionStrategy) -> Level:
-    return Level(
-        index=index,
-        unit_ms=duration_ms(strategy.unit),
-        maximum_ms=duration_ms(strategy.maximum_delay),
-        lead_ms=duration_ms(strategy.effective_lead),
-        partitions=strategy.partitions,
-        suffix="" if index == 0 else "-" + strategy.unit_name.lower(),
-        name=strategy.unit_name,
-    )
 
 
 def _unit_name(unit: timedelta) -> str:
