@@ -201,11 +201,9 @@ def bounded_reason(reason: str) -> str:
 
 def check_id(value: str) -> str:
     """Return an application's own message ID; refuse one that is empty or too long."""
-    if not isinstance(value, str):
-        raise InvalidInputError(f"a message ID is a string, not {type(value).__name__}: {value!r}")
-    if not 0 < len(value) <= LONGEST_ID:
+    if not (isinstance(value, str) and 0 < len(value) <= LONGEST_ID):
         raise InvalidInputError(
-            f"a message ID has 1 to {LONGEST_ID} characters, not {len(value)}: {value[:40]!r}"
+            f"a message ID is a text of 1 to {LONGEST_ID} characters, not {repr(value)[:40]}"
         )
     return value
 

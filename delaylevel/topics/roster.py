@@ -204,7 +204,7 @@ class Roster:
 
     def start(self) -> None:
         """Begin to serve the level topics; raise the first reason if none that was named can be."""
-        searching = self._is_time_to_search()
+        searching = self._begin_look()
         self._look_at_named(frozenset(), searching)
         if self.names and len(self.errors) == len(self.names):
             raise next(iter(self.errors.values()))
@@ -217,7 +217,7 @@ class Roster:
         """Begin to serve what can be served now, and return those deleted from the namespace."""
         if self._now_s() < self._look_s:
             return ()
-        searching = self._is_time_to_search()
+        searching = self._begin_look()
         known = frozenset(served)
         self._look_at_named(known, searching)
         if self.namespace is None:
@@ -230,7 +230,8 @@ class Roster:
         self._warning.over()
         return gone
 
-    def _is_time_to_search(self) -> bool:
+    def _begin_look(self) -> bool:
+        """Plan the next look, and return True if this one searches."""
         now_s = self._now_s()
         self._look_s = now_s + _LOOK_S
         if now_s < self._search_s:

@@ -132,14 +132,12 @@ def _rows(
 _READER_PREFIX = f"{SUBSCRIPTION}-"
 # Subscriptions of the broker itself, such as that of compaction.
 _BROKERS_OWN = ("__", "pulsar.")
-_CONTENTS = {Role.DEAD_LETTER: "dead letters", Role.JOURNAL: "records of the journal"}
-_PATTERN = 'let its pattern leave out our topics (docs/concepts.md, "Consumers with a pattern")'
 
 
 def foreign_subscriptions(rows: Sequence[PartitionStatus]) -> list[Problem]:
     """Return the subscriptions of a member topic that are not ours, sorted by name."""
-    topic, role = TopicName.parse(rows[0].topic).without_partition, rows[0].role
-    if role is Role.OUTCOMES:
+    topic = TopicName.parse(rows[0].topic).without_partition
+    if rows[0].role is Role.OUTCOMES:
         return []  # applications may follow them
     found: dict[str, list[SubscriptionStats]] = {}
     for row in rows:
@@ -148,11 +146,13 @@ def foreign_subscriptions(rows: Sequence[PartitionStatus]) -> list[Problem]:
             our_reader = not subscription.durable and name.startswith(_READER_PREFIX)
             if name != SUBSCRIPTION and not our_reader and not name.startswith(_BROKERS_OWN):
                 found.setdefault(name, []).append(subscription)
-    contents = _CONTENTS.get(role, "messages before they are due")
     problems = []
     for name, everywhere in sorted(found.items()):
-        says = f"subscription {name} of {topic} is not ours: it receives {contents}"
-        remedy = f"close its consumers, or {_PATTERN}"
+        says = f"subscription {name} of {topic} is not ours: it receives what waits there"
+        remedy = (
+            "close its consumers, or let their pattern leave out our topics (docs/concepts.md, "
+            '"Consumers with a pattern")'
+        )
         if any(subscription.durable for subscription in everywhere):
             says += ", and keeps them stored"
             remedy += (
@@ -228,15 +228,10 @@ class LevelTopicStatus:
         return earliest(row.oldest_hand_off_ms for row in self.rows(Role.LEVEL))
 
     @property
-    def levels(self) -> list[tuple[str, int, int | None]]:
-        """Name, number of entries and earliest hand-off (ms since the epoch) of each level."""
-        found = []
-        for rows in self.topics:
-            if rows[0].role is Role.LEVEL:
-                entries = sum(row.backlog_entries for row in rows)
-                next_ms = earliest(row.oldest_hand_off_ms for row in rows)
-                found.append((rows[0].level_name, entries, next_ms))
-        return found
+    def levels(self) -> list[tuple[str, int]]:
+        """Name and number of entries of each level."""
+        levels = [rows for rows in self.topics if rows[0].role is Role.LEVEL]
+        return [(rows[0].level_name, sum(row.backlog_entries for row in rows)) for rows in levels]
 
     @property
     def behind_ms(self) -> int:
@@ -377,7 +372,7 @@ def backlog_series(part: str, found: Mapping[str, LevelTopicStatus | None]) -> I
         lag.add_metric((topic,), item.behind_ms / 1000)
         held.add_metric((topic,), item.entries(Role.HELD))
         dead.add_metric((topic,), item.entries(Role.DEAD_LETTER))
-        for name, entries, _ in item.levels:
+        for name, entries in item.levels:
             parked.add_metric((topic, name), entries)
         in_window = item.tracked_entries(Role.WINDOW)
         if in_window is not None:
@@ -398,16 +393,8 @@ def lag_check(
 
 
 def parked_levels(found: LevelTopicStatus | None) -> list[DuePeriod]:
-    """Return the number of entries in each level, with the time of the next hand-off."""
-    if found is None:
-        return []
-    periods = []
-    for label, entries, next_ms in found.levels:
-        if next_ms is not None:
-            left_ms = next_ms - found.now_ms
-            label += f", next in {format_duration(left_ms)}" if left_ms > 0 else ", next now"
-        periods.append(DuePeriod(label, entries))
-    return periods
+    """Return the number of entries in each level."""
+    return [] if found is None else [DuePeriod(name, entries) for name, entries in found.levels]
 
 
 def topic_problems(found: LevelTopicStatus) -> list[ProblemLine]:

@@ -161,8 +161,8 @@ def route(**arguments: Any) -> Route:
             "30d1ms.*30d.*maximum_delay.*recirculate.*not sent",
         ),
         ({"message_id": "", **PARKED}, InvalidInputError, "1 to 512"),
-        ({"message_id": "x" * 513}, InvalidInputError, "513"),
-        ({"message_id": 7}, InvalidInputError, "a string, not int: 7"),
+        ({"message_id": "x" * 513}, InvalidInputError, "a text of 1 to 512"),
+        ({"message_id": 7}, InvalidInputError, "a text of 1 to 512.*not 7"),
         (
             {**PARKED, "sequence_id": 7},
             UnsupportedOptionError,

@@ -307,7 +307,7 @@ def test_a_subscription_is_foreign_unless_it_is_ours_or_the_brokers(
     assert foreign(parked.outcomes_topic, Role.OUTCOMES) == [], "may follow"
     topic = parked.window_topic
     first, second, third = foreign(topic, Role.WINDOW)
-    receives = "is not ours: it receives messages before they are due"
+    receives = "is not ours: it receives what waits there"
     assert first.says == (
         f"subscription delaylevel-reports of {topic} {receives}, and keeps them stored "
         "(consumers at 10.0.0.1:99)"
