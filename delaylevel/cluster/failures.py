@@ -71,11 +71,8 @@ def client_error(name: str, text: str = "") -> ClientError:
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Return False if an error, or its cause, is a refusal: an answer that will not change.
-
-    Without an answer, or while a broker fails over (statuses 5xx), nobody knows: the same may
-    succeed in a moment.
-    """
+    """Return False if an error, or its cause, is a refusal: an answer that will not change."""
+    # Without an answer, or while a broker fails over (5xx), the same may succeed in a moment.
     while error is not None:
         if isinstance(error, BrokerUnreachableError):
             return True  # its cause is an error of the network
@@ -92,21 +89,16 @@ def may_pass(error: BaseException | None) -> bool:
 
 
 def is_admin_away(error: BaseException) -> bool:
-    """Return True for the error of an admin interface of which no address answers.
-
-    Brokers may serve their topics all the same. Otherwise, what the interface is asked for is
-    refused, or the broker of one topic is away.
-    """
+    """Return True for the error of an admin interface of which no address answers."""
+    # Brokers may serve their topics all the same.
     if isinstance(error, AdminError):
         return error.status in _GATEWAY_STATUSES
     return isinstance(error, BrokerUnreachableError) and not error.address
 
 
 def missing_subscription(admin: TopicAdmin | None, topic: str, subscription: str) -> str:
-    """Return the reason of a consumer's timeout if its subscription is missing; else an empty text.
-
-    The client asks until its timeout, although a broker that creates none refuses the consumer.
-    """
+    """Return the reason of a consumer's timeout if its subscription is missing, else nothing."""
+    # The client asks until its timeout, although a broker that creates none refuses the consumer.
     if admin is None:
         return ""
     name = TopicName.parse(topic)

@@ -27,18 +27,14 @@ from .port import ClientStats, PartitionStats, TopicAdmin
 
 
 class PartitionLock:
-    """Exclusive consumers on the durable subscription of source partitions.
-
-    Opening them raises AlreadyRunningError, which names the other mover, if one is locked already.
-    Then none stays locked. ``kind`` is that of the mover: ``spark``, ``local`` …
-    """
+    """Exclusive consumers on the durable subscription of source partitions: of all, or of none."""
 
     def __init__(
         self,
         client: Any,
         admin: TopicAdmin,
         sources: Sequence[SourcePartition],
-        kind: str,
+        kind: str,  # of the mover: `spark`, `local` …
         properties: Mapping[str, str] | None = None,
     ) -> None:
         self._admin = admin
@@ -72,10 +68,8 @@ class PartitionLock:
             raise
 
     def acknowledge(self, source: SourcePartition, end: Position) -> None:
-        """Acknowledge everything before ``end``; if that is inside a batch, not its entry.
-
-        Call it only when the broker has confirmed all messages that those were forwarded as.
-        """
+        """Acknowledge everything before ``end``; if that is inside a batch, not its entry."""
+        # Only once the broker has confirmed all messages that those were forwarded as.
         # At the beginning of a ledger there is no earlier entry to name. Once the first one of this
         # ledger is acknowledged, so are the ledgers before it.
         if end == EARLIEST or end.entry < 1:

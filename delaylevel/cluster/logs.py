@@ -30,10 +30,8 @@ def silent() -> pulsar.FileLogger:
 
 
 def to_stderr(level: pulsar.LoggerLevel | None = None) -> pulsar.FileLogger:
-    """Return a logger for ``pulsar.Client`` that writes to stderr, by default errors only.
-
-    The client warns of things that it does by itself, such as reconnecting.
-    """
+    """Return a logger for ``pulsar.Client`` that writes to stderr, by default errors only."""
+    # The client warns of things that it does by itself, such as reconnecting.
     import pulsar
 
     if level is None:
@@ -94,10 +92,7 @@ _CALM_S = 60.0
 
 
 class RepeatedWarning:
-    """A warning that is logged at once, then at growing intervals, until the failure is over.
-
-    Each line begins with ``subject``, e.g. the name of a level topic. Several threads may use it.
-    """
+    """A warning that is logged at once, then at growing intervals until it is over; thread-safe."""
 
     def __init__(
         self, log: logging.Logger, subject: str, now_s: Callable[[], float] = time.monotonic

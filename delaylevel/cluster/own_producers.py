@@ -79,11 +79,7 @@ _without_batches: set[str] = set()
 
 
 class OwnProducers(ProducerPool[_Key, Item]):
-    """Producers of topics of our own, which have no schema: one for each topic and compression.
-
-    A topic that refuses its producer is opened again after growing pauses. During a pause, `send`
-    takes no messages for it: the host keeps them, or gives them back to the broker.
-    """
+    """Producers of topics of our own, which have no schema: one for each topic and compression."""
 
     def __init__(
         self,
@@ -122,10 +118,7 @@ class OwnProducers(ProducerPool[_Key, Item]):
         return None
 
     def poll(self) -> list[Settled]:
-        """Return the messages whose outcome is known since the last call.
-
-        A failure has a name, or is told in a sentence.
-        """
+        """Return the messages whose outcome is known since the last call."""
         found: list[Settled] = []
         for key, producer in list(self._producers.items()):
             settled = producer.poll()

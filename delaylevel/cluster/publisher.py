@@ -21,11 +21,9 @@ def compression_name(compression_type: Any) -> str | None:
 
 
 def compression_settings(name: str | None) -> dict[str, Any]:
-    """Return the arguments of ``create_producer`` that set a compression; none for None.
-
-    The client drops messages without a payload that are compressed with ZLib and not in a batch: it
-    cannot decompress nothing. So ZSTD takes its place.
-    """
+    """Return the arguments of ``create_producer`` that set a compression; none for None."""
+    # With ZLib, the client drops messages without a payload that are not in a batch: it cannot
+    # decompress nothing. So ZSTD takes its place.
     if name is None:
         return {}
     return {"compression_type": getattr(pulsar.CompressionType, "ZSTD" if name == "ZLib" else name)}
@@ -77,11 +75,9 @@ SHARED_TEXT = _MOST_BATCHED_METADATA // 4  # the bytes of the longest character
 
 
 def needs_own_batch(message: Payload, properties: Mapping[str, str]) -> bool:
-    """Return True if properties and keys are so large that the message must share no batch.
-
-    The broker would refuse the whole batch as too large, and the client reports that for each of
-    its messages.
-    """
+    """Return True if properties and keys are so large that the message must share no batch."""
+    # The broker would refuse the whole batch as too large, and the client reports that for each of
+    # its messages.
     text = "".join((message.key, message.ordering_key, *properties, *properties.values()))
     if len(text) <= SHARED_TEXT:
         return False

@@ -72,13 +72,11 @@ def choose_places(entries: int, places: int) -> list[int]:
 def acknowledged_by_others(
     admin: TopicAdmin, source: SourcePartition, position: Position
 ) -> tuple[int, Position]:
-    """Return the number of entries behind a mover's position that are acknowledged, and their end.
-
-    It is 0 also when the subscription has only moved on from the end of a ledger to the next one.
-    """
+    """Return number and end of the entries behind a mover's position that are acknowledged."""
     if position == EARLIEST:
         return 0, position  # the mover starts at the first message that still exists
     reached = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
+    # The subscription may have moved on from the end of a ledger to the next one.
     if reached <= position:
         return 0, position
     return len(EntryRange(admin.ledgers(source.name), position, reached)), reached
@@ -107,11 +105,8 @@ def read_range(
     end: Position,
     queue: int = RECEIVER_QUEUE_SIZE,
 ) -> Generator[ParkedMessage, None, None]:
-    """Yield the messages of a partition in [start, end), in their order.
-
-    Entries that no longer exist (trimmed, or skipped by an administrator) are passed over; the
-    caller detects the loss. It is a BrokerError if the broker has more and does not deliver it.
-    """
+    """Yield the existing messages of a partition in [start, end), in their order."""
+    # The caller detects a loss, of entries that were trimmed or skipped by an administrator.
     with closing(messages_in_range(client, partition_topic, start, end, queue)) as found:
         yield from starmap(parked_message, found)
 
@@ -142,10 +137,7 @@ def messages_in_range(
     end: Position,
     queue: int = RECEIVER_QUEUE_SIZE,
 ) -> Generator[RawMessage, None, None]:
-    """Do as `read_range`, for callers that need only a part of each message of the client.
-
-    Yields (message, ledger, entry, batch). The client prefetches ``queue`` messages.
-    """
+    """Yield (message of the client, ledger, entry, batch) for each message of `read_range`."""
     if start >= end:
         return
     until = (end.ledger, end.entry, end.batch)
@@ -184,10 +176,7 @@ def messages_in_range(
 def entry_times(
     client: Any, partition_topic: str, first: Position, last: Position
 ) -> list[tuple[Position, int]]:
-    """Return the start and the publish time (ms) of each existing entry from first to last.
-
-    If ``last`` does not exist, the next one is the end of the list.
-    """
+    """Return start and publish time (ms) of the entries from first to last, or to the next one."""
     found: list[tuple[Position, int]] = []
     # The admin interface takes as long to look at one entry, and fails if the properties of a
     # message do not fit into HTTP headers.
@@ -292,10 +281,7 @@ class PartitionReader:
             return
 
     def ask(self, wake: Callable[[], None]) -> float:
-        """Let the client call a function once there is a message, after `receive` had none.
-
-        Returns the monotonic time, in s, at which to call `receive` if the client is silent.
-        """
+        """Let ``wake`` be called at a message; return when to call `receive` without it (s)."""
         now_s = self._now_s()
         if not self._is_asked:
             # It came after `receive`. The answer to another question would take its place.

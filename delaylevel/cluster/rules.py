@@ -137,10 +137,7 @@ def read(admin: TopicAdmin, description: LevelTopicDescription) -> Facts:
 def read_targets(
     admin: TopicAdmin, description: LevelTopicDescription, settings: BrokerSettings, *, own: bool
 ) -> TargetPolicies:
-    """Read the policies of targets; their own only on demand, or if namespace or broker restrict.
-
-    Those that may not be read are left out.
-    """
+    """Read the policies of targets that may be read; their own if asked, or if others restrict."""
     found: dict[TopicName, tuple[NamespacePolicies, TopicPolicies]] = {}
     namespaces: dict[str, NamespacePolicies | None] = {}
     for name in map(TopicName.parse, description.targets):

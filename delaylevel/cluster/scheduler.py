@@ -181,12 +181,7 @@ class _Worker(threading.Thread):
 
 
 class Scheduler:
-    """Calls the steps of tasks on a few threads, which begin with the first task.
-
-    While steps wait for long, there are more threads, so that a task waits for no other one, but
-    never more than tasks. A step that has failed is tried again a second later, and so is the start
-    of a thread.
-    """
+    """Calls the steps of tasks on a few threads; one that has failed is tried again 1 s later."""
 
     def __init__(
         self, places: int = _PLACES, *, now_s: Callable[[], float] = time.monotonic
@@ -209,10 +204,7 @@ class Scheduler:
         self._closed = False
 
     def task(self, step: Callable[[], float], name: str) -> Task:
-        """Return a task whose step is called once it is woken.
-
-        The step returns the monotonic time, in s, until which it has nothing to do.
-        """
+        """Return a task; its step returns the monotonic time, in s, until which it is idle."""
         return Task(step, name, self)
 
     def close(self) -> None:

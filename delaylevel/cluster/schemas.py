@@ -19,21 +19,17 @@ _UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")
 
 
 def reference_to(schema: Schema) -> SchemaRef | None:
-    """Return the reference to a client-side schema for the envelope; None for plain bytes.
-
-    It is right if the registry has the client's own text: see :func:`registered_reference`.
-    """
+    """Return the envelope's reference to a schema of the client; None for plain bytes."""
     info = schema.schema_info()
     if _type_name(info) in _UNTYPED:
         return None
+    # Right if the registry has the client's own text: see `registered_reference`.
     return SchemaRef.of(_type_name(info), info.schema())
 
 
 def is_same(one: str, other: str) -> bool:
-    """Return True if the registry takes two definitions for one version of a schema.
-
-    It compares them as JSON, without notes (``doc``, ``aliases``), and keeps the first text.
-    """
+    """Return True if the registry takes two definitions for one version of a schema."""
+    # It compares them as JSON, without notes (``doc``, ``aliases``), and keeps the first text.
     return one == other or _without_notes(_value(one)) == _without_notes(_value(other))
 
 
@@ -77,10 +73,7 @@ def find(admin: TopicAdmin, target: TopicName, reference: SchemaRef) -> EncodedS
 
 
 class EncodedSchema(Schema):
-    """Schema of payloads that are encoded already; it declares the type and passes bytes through.
-
-    The definition is the registry's own text, so that the broker finds the same version.
-    """
+    """Schema of payloads that are encoded already; it passes bytes through."""
 
     def __init__(self, schema_type: str, definition: str) -> None:
         try:
@@ -88,6 +81,7 @@ class EncodedSchema(Schema):
         except ValueError:
             parsed = None  # a primitive type
         super().__init__(bytes, type_named(schema_type), parsed, schema_type)
+        # The registry's own text, so that the broker finds the same version.
         set_schema_info(self, schema_type, definition)
 
     def encode(self, obj: bytes) -> bytes:

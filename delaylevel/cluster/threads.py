@@ -102,11 +102,9 @@ _AT_ONCE = 8
 
 
 def in_parallel(request: Callable[[Item], Result], items: Collection[Item]) -> list[Result]:
-    """Return the results of requests, in the order of the items; the threads end with the call.
-
-    After an error, which is raised at the end, no further request is made.
-    """
-    # Not by an executor of the standard library: it takes no work while the process ends.
+    """Return the results of requests in the order of the items, or raise the first error."""
+    # No request is made after an error, and the threads end with the call. Not by an executor of
+    # the standard library: it takes no work while the process ends.
     todo = deque(enumerate(items))
     found: dict[int, Result] = {}
     errors: list[BaseException] = []
@@ -199,11 +197,7 @@ END_S = 45.0
 
 
 def stop_on_signals(stop: Callable[[], None], within_s: float | None = None) -> Callable[[], None]:
-    """Call a function, in a thread of its own, at each SIGTERM or Ctrl-C.
-
-    At ``within_s`` after the first one, the process is ended in any case. Returns a function that
-    installs the earlier handlers again.
-    """
+    """Call a function, in a thread of its own, at each SIGTERM or Ctrl-C; return how to undo it."""
     # A handler runs between two instructions of the main thread, which may just then hold the lock
     # of the event that `stop` sets. `SimpleQueue.put` is the one call that is safe in that place.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()

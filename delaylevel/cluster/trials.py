@@ -57,10 +57,7 @@ def producer_trial(topic: TopicName, what: str = "producer", **settings: Any) ->
 def trials_of_member(
     admin: TopicAdmin, description: LevelTopicDescription, topic: TopicName, role: Role
 ) -> Iterator[Trial]:
-    """Yield the trials of an existing member topic, on its first partition.
-
-    A lock that another process holds is no trial: it was opened there.
-    """
+    """Yield the trials of the first partition of a member topic, but no lock that is held."""
     partition = topic.partition(0)
     stats = PartitionStats(0, {})
     with suppress(BrokerError):

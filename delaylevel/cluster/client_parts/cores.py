@@ -116,14 +116,11 @@ def check_message(
     content: Any,
     properties: Any,
     keys: tuple[Any, Any],
-    not_parkable: tuple[Any, Any, Any],
+    not_parkable: tuple[Any, Any, Any],  # sequence ID, clusters, and disabled replication
     event_timestamp: Any,
     deliver_at: Any = None,
 ) -> None:
-    """Raise the exception of ``Producer.send`` for arguments of a wrong type.
-
-    ``not_parkable``: sequence ID, replication clusters and the flag to disable replication.
-    """
+    """Raise the exception of ``Producer.send`` for arguments of a wrong type."""
     owner = SimpleNamespace(_schema=schema)
     times = (event_timestamp, deliver_at, None)
     PRODUCER._build_msg(owner, content, properties, *keys, *not_parkable, *times)
@@ -136,11 +133,9 @@ def read_next_of(reader: Any) -> Callable[[int], Any]:
 
 
 def ask_next_of(reader: Any) -> Callable[[Callable[[Any, Any], None]], None]:
-    """Return the function that reads a message of the core without waiting for it.
-
-    It takes a function of result and message, which is called once: in the calling thread if there
-    is a message; in a thread of the client when one comes, or when the reader is closed.
-    """
+    """Return the function that asks for the next message of the core: see `PartitionReader.ask`."""
+    # It takes a function of result and message, which is called once: in the calling thread if
+    # there is a message; in a thread of the client when one comes, or when the reader is closed.
     ask: Callable[[Any], None] = getattr(reader, "_reader", reader).read_next_async
     return ask
 
@@ -181,10 +176,7 @@ _references: WeakKeyDictionary[Any, _Reference] = WeakKeyDictionary()
 
 
 def keep_state(producer: Any) -> None:
-    """Keep Python's state of the present thread until `release_state` is called for a producer.
-
-    Only for callbacks in threads of the client.
-    """
+    """Keep the state of the present thread, one of the client's, until `release_state`."""
     if producer in _references:
         return  # a thread keeps its state for it
     reference = _references[producer] = _thread.reference

@@ -34,11 +34,7 @@ _FRAME = (len(_COMMAND) + 4).to_bytes(4, "big") + len(_COMMAND).to_bytes(4, "big
 
 
 class FailoverClient:
-    """The part of ``pulsar.Client`` that movers and dispatchers use, for several hosts.
-
-    If an operation fails because a host hangs, another client that knows only the hosts that answer
-    repeats it, and serves from then on. Any number of threads may use it.
-    """
+    """The part of ``pulsar.Client`` that movers and dispatchers use; thread-safe."""
 
     def __init__(self, open_client: Callable[[str], Any], service_url: str) -> None:
         self._open_client = open_client
@@ -53,6 +49,7 @@ class FailoverClient:
         try:
             return getattr(client, operation)(*args, **kwargs)
         except (pulsar.ConnectError, pulsar.Timeout):
+            # Perhaps a host hangs: another client, of the hosts that answer, serves from then on.
             if not self._replace(client):
                 raise
         return getattr(self._clients[-1], operation)(*args, **kwargs)

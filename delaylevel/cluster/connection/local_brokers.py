@@ -59,10 +59,7 @@ class BrokerStatus:
 
 @dataclass(frozen=True)
 class SavedInstance:
-    """Settings of the last start of an instance; a port of 0 has not been chosen yet.
-
-    The stored data names the storage node (bookie) by its port, so ``bookie_port`` never changes.
-    """
+    """Settings of the last start of an instance; a port of 0 has not been chosen yet."""
 
     pid: int = 0
     service_port: int = 0
@@ -71,7 +68,7 @@ class SavedInstance:
     conf: dict[str, str] = field(default_factory=dict)
     heap_mb: int = 400
     started_ms: int = 0
-    bookie_port: int = 0
+    bookie_port: int = 0  # it never changes: the stored data names the storage node by it
 
     @property
     def service_url(self) -> str:
@@ -157,10 +154,7 @@ def running_instance() -> BrokerStatus | None:
 
 
 def marker(directory: Path) -> str:
-    """Return text that only the instance's process has in its command line.
-
-    It is the same in the start script's command line and in the JVM's.
-    """
+    """Return text that only an instance's processes have in their command lines: script and JVM."""
     return f" --metadata-dir {directory / 'data' / 'metadata'} "
 
 

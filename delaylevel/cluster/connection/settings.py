@@ -46,10 +46,7 @@ _TEXTS = {
 def read_config(
     config_file: str | os.PathLike[str] | None, environ: Mapping[str, str]
 ) -> tuple[Path, dict[str, Any]]:
-    """Return the path of the configuration file, and its contents; empty if there is none.
-
-    Settings that are neither of the connection nor in `TABLE` are refused.
-    """
+    """Return the path of the configuration file, and its contents; empty if there is none."""
     chosen = config_file or environ.get(ENVIRONMENT_PREFIX + "CONFIG")
     path = Path(platformdirs.user_config_dir("delaylevel")) / "config.toml"
     if chosen:
@@ -342,10 +339,8 @@ class Connection(BaseModel):
 
 
 def require_reachable(connection: Connection) -> None:
-    """Connect to the service address, so that an absent broker is reported at once.
-
-    The Pulsar client would try again until its operation timeout.
-    """
+    """Connect to the service address, so that an absent broker is reported at once."""
+    # The Pulsar client would try again until its operation timeout.
     secure = connection.service_url.startswith("pulsar+ssl")
     hosts = connection.service_url.partition("://")[2].split("/")[0].split(",")
     reason = "the address names no host"

@@ -144,10 +144,7 @@ class TargetPool(ProducerPool[TargetKey, Item]):
         return [key for key, producer in self._producers.items() if producer.state.suspended]
 
     def load_of(self, topic: str, *, without_lost: bool = False) -> tuple[int, int]:
-        """Return number and bytes of a target's messages without an outcome.
-
-        If ``without_lost``, leave out partitions without a connection.
-        """
+        """Return number and bytes of a target's messages without an outcome."""
         producers = self._by_topic.get(topic, [])
         return load_of([each for each in producers if not (without_lost and each.is_lost)])
 
@@ -211,10 +208,7 @@ class TargetPool(ProducerPool[TargetKey, Item]):
     def _look_at(
         self, key: TargetKey, producer: TargetProducer[Item], settled: list[Settled]
     ) -> bool:
-        """Pause a target that refuses or confirms nothing; use one again that confirms.
-
-        Returns True if messages are too large, alone or together.
-        """
+        """Pause a target, or end its pause; return True if messages are too large."""
         topic, schema = key.topic, key.schema
         reason, too_large = "", False
         stored, refused = SendOutcome.STORED, self._refused

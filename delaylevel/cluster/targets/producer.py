@@ -99,12 +99,10 @@ Item = TypeVar("Item")
 
 
 class TargetProducer(Generic[Item]):
-    """The messages of one topic, from :meth:`put` to their outcomes in :meth:`poll`.
+    """The messages of one topic, from `put` to their outcomes in `poll`, for one thread.
 
-    One thread uses it. It opens one producer at a time, and closes it, in threads of their own.
-    Without a connection it keeps messages; the caller limits their number by ``messages`` and
-    ``size``. After ``patience_s`` without a connection, or without an answer to an opening, they
-    are refused.
+    It opens one producer at a time, and closes it, in threads of their own. Without a connection it
+    keeps messages, as many as its caller gives.
     """
 
     def __init__(
@@ -170,11 +168,9 @@ class TargetProducer(Generic[Item]):
 
     @property
     def is_lost(self) -> bool:
-        """True if its messages wait for another connection, and further ones would have to.
-
-        That holds for partitions that share a producer, too: the client begins no flush, and so
-        ends no batch, while one of them has not confirmed the last flush.
-        """
+        """True if its messages wait for another connection, and further ones would have to."""
+        # Also for partitions that share a producer: the client begins no flush, and so ends no
+        # batch, while one of them has not confirmed the last flush.
         return self.state.is_unclear or self._lost_s > RECONNECT_S
 
     @property
@@ -601,10 +597,7 @@ Key = TypeVar("Key")
 
 
 class ProducerPool(ABC, Generic[Key, Item]):
-    """The producers of a host by their keys; each opens itself for its first message.
-
-    One thread uses it.
-    """
+    """The producers of a host by their keys, for one thread."""
 
     def __init__(
         self, loop: HostLoop, *, numbered: bool = False, patience_s: float = STALL_S

@@ -86,15 +86,10 @@ def _stats(admin: TopicAdmin, topic: TopicName, partitions: int) -> dict[TopicNa
 
 
 def has_receivers(admin: TopicAdmin, topic: TopicName, stats: Collection[PartitionStats]) -> bool:
-    """Return True if somebody can receive what is published to a topic now, or is to.
-
-    Each partition needs a durable subscription or a copy in another cluster; or the topic has a
-    retention; or its own policy keeps it while nobody subscribes (``--keep-target``), which says
-    that it is meant to be without. A BrokerError says that this cannot be known now.
-
-    Args:
-        stats: statistics of its partitions; empty if one of them does not exist.
-    """
+    """Return True if somebody can receive what is published now; a BrokerError: unknown."""
+    # Each partition needs a durable subscription or a copy in another cluster (no ``stats``: one of
+    # them does not exist). Or the topic has a retention, or its own policy keeps it while nobody
+    # subscribes (``--keep-target``), which says that it is meant to be without.
     if (stats and all(map(_is_received, stats))) or admin.retains(topic):
         return True
     try:

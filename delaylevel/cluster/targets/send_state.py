@@ -209,10 +209,8 @@ class Sent(Generic[Item]):
     count: int = 1  # of the messages that this one stands for: see `join`. Its size is theirs
 
     def join(self, first: Sent[Item]) -> bool:
-        """Let the first message of the entry stand for this one, if nobody needs its outcome.
-
-        Nothing of this one is kept then. With many small messages that is a third of the time.
-        """
+        """Let the first message of the entry stand for this one, if nobody needs its outcome."""
+        # Nothing of this one is kept then. With many small messages that is a third of the time.
         return False
 
     def exceeds(self, limit: int) -> bool:
@@ -320,10 +318,7 @@ class SendState(Generic[Item]):
         self.refuse_unsent(reason)
 
     def lost(self) -> None:
-        """Give up the producer, as its connection is lost; another one sends its messages again.
-
-        It must be closed before the next one is opened.
-        """
+        """Give up the producer, which is closed before the next one opens, and send all again."""
         if self.numbered:
             self.broken("lost")
             return
@@ -353,10 +348,7 @@ class SendState(Generic[Item]):
                 self._settle([item], SendOutcome.REFUSED, NOT_STORED)
 
     def refuse_unsent(self, reason: str) -> None:
-        """Settle the messages that were not sent.
-
-        With sequence IDs, those that may be stored stay as they are. Without, they are unknown.
-        """
+        """Settle the messages that were not sent; with numbers, not those that may be stored."""
         if not self.numbered:
             self._settle_all(self._unclear, SendOutcome.UNKNOWN, reason)
         unsent = list(self.unsent)
