@@ -388,21 +388,15 @@ def admin_for(
     client_options: Mapping[str, Any], admin_url: str, token: str | Callable[[], str] | None
 ) -> Admin:
     """Return an admin client with the credentials and TLS settings of the Pulsar client."""
-    authentication = client_options.get("authentication")
     options = RestOptions(
         tls_trust_certs_file=client_options.get("tls_trust_certs_file_path"),
         tls_certificate_file=client_options.get("tls_certificate_file_path"),
         tls_private_key_file=client_options.get("tls_private_key_file_path"),
         tls_allow_insecure=bool(client_options.get("tls_allow_insecure_connection", False)),
         tls_validate_hostname=bool(client_options.get("tls_validate_hostname", True)),
-        token_named="admin_token=",
     )
     if token is not None:
         options["token"] = token
     else:
-        options.update(admin_credentials(authentication))
-        if authentication is not None and options.get("token") is None:
-            options["token_named"] = (
-                f"admin_token=, because it cannot be read from {type(authentication).__name__}"
-            )
+        options.update(admin_credentials(client_options.get("authentication")))
     return Admin(admin_url, **options)

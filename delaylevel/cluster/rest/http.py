@@ -106,8 +106,8 @@ def addresses_of(admin_url: str) -> list[Address]:
 Token = str | Callable[[], str | None] | None
 _Path = str | os.PathLike[str] | None
 
-#: The settings of a command that have a token.
-TOKEN_NAMED = "--token-file, DELAYLEVEL_TOKEN_FILE"
+# A file, or the function of an argument, is asked again at every use.
+_TOKEN = "--token-file, DELAYLEVEL_TOKEN_FILE, or admin_token= of a client"
 _LONGEST_REASON = 400
 _HOPS = 5
 _LEAST_S = 1.0
@@ -134,7 +134,6 @@ class RestOptions(TypedDict, total=False):
         timeout_s: time to wait for an answer, in seconds; 30 by default.
         for_service: True for a service, which tries again by itself: a read is given up after 4 s
             if its broker gives no sign of life, and requests fail at once as long as it gives none.
-        token_named: name of the setting that has the token, for the advice in errors.
     """
 
     token: Token
@@ -145,7 +144,6 @@ class RestOptions(TypedDict, total=False):
     tls_validate_hostname: bool
     timeout_s: float
     for_service: bool
-    token_named: str
 
 
 def encoded(path: str) -> str:
@@ -179,7 +177,6 @@ class Rest:
 
     def __init__(self, admin_url: str, **options: Unpack[RestOptions]) -> None:
         self.admin_url = admin_url
-        self._token_named = options.get("token_named", TOKEN_NAMED)
         self._addresses = addresses_of(admin_url)
         self._token = options.get("token")
         trusted, certificate, key = (
@@ -400,22 +397,18 @@ class Rest:
         kind = _ERRORS.get(answer.status, AdminError)
         text = f"{method} {path} was refused with {answer.status}: {reason}"
         if kind is PermissionDeniedError:
-            text += _permission_advice(token, self._token_named)
+            text += _permission_advice(token)
         return kind(text, status=answer.status, reason=reason)
 
 
-def _permission_advice(token: str | None, named: str) -> str:
+def _permission_advice(token: str | None) -> str:
     """Return the remedy for a refusal; the broker itself does not report an expired token."""
     if not token:
-        return f": this cluster wants a token ({named})"
+        return f": this cluster wants a token ({_TOKEN})"
     expired_ms = _expired_ms(token)
     if expired_ms is not None:
-        again = "file" if named == TOKEN_NAMED else "function"
-        return (
-            f": the token expired at {format_instant(expired_ms)}; put a new one in its place "
-            f"({named}: a {again} is read again at every use)"
-        )
-    return f": check the token ({named}) and what its role may do"
+        return f": the token expired at {format_instant(expired_ms)}; renew it ({_TOKEN})"
+    return f": check the token ({_TOKEN}) and what its role may do"
 
 
 def _expired_ms(token: str) -> int | None:

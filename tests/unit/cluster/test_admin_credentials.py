@@ -154,7 +154,6 @@ def test_an_error_names_the_argument_if_credentials_cannot_be_read(
     client = DelayLevelClient(AWAY, authentication=authentication, admin_url=server.url)
     with pytest.raises(PermissionDeniedError) as refused:
         client.admin.list_namespaces("public")  # type: ignore[union-attr]
-    kind = type(authentication).__name__
-    assert f"admin_token=, because it cannot be read from {kind}" in str(refused.value)
-    assert "DELAYLEVEL" not in str(refused.value)
+    assert "this cluster wants a token" in str(refused.value)
+    assert "admin_token=" in str(refused.value)
     assert SECRET not in str(refused.value)
