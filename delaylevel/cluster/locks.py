@@ -120,15 +120,14 @@ class PartitionLock:
                 properties=dict(self._properties),
             )
         except pulsar.ConsumerBusy as error:
-            try:
-                owner = describe_owner(self._admin, source)
-            except BrokerError:
-                owner = ""  # the refusal itself is certain
+            owner = ""  # the refusal itself is certain
+            with suppress(BrokerError):
+                owner = name_of_owner(self._admin, source)
             raise AlreadyRunningError(
                 f"another mover is at work on level topic {source.level_topic}: "
                 f"{owner or 'an unknown process'} holds "
                 f"{source.topic}. Stop it first; one mover at a time serves a level topic",
-                owner=owner.partition(" ")[0],
+                owner=owner,
             ) from error
         except pulsar.PulsarException as error:
             reason = error_name(error)
@@ -137,14 +136,10 @@ class PartitionLock:
             raise BrokerError(f"cannot subscribe to {source.topic} ({reason})") from error
 
 
-def describe_owner(admin: TopicAdmin, source: SourcePartition) -> str:
-    """Return a description of a source partition's consumer; an empty string without one."""
+def name_of_owner(admin: TopicAdmin, source: SourcePartition) -> str:
+    """Return the name of a source partition's consumer, with host and process, or nothing."""
     owner = owner_in(admin.partition_stats(source.name))
-    if owner is None:
-        return ""
-    since = f", connected since {owner.connected_since}" if owner.connected_since else ""
-    where = f" from {owner.address}" if owner.address else ""
-    return f"{owner.name}{where}{since}"
+    return "" if owner is None else owner.name
 
 
 def owner_in(stats: PartitionStats) -> ClientStats | None:

@@ -47,7 +47,6 @@ class ClientStats:
 
     name: str  # generated unless the application sets it
     address: str = ""  # `host:port`; empty for a producer
-    connected_since: str = ""  # as the broker writes it, ISO-8601; may be empty
     properties: Mapping[str, str] = field(default_factory=dict)
 
 

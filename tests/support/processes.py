@@ -16,7 +16,7 @@ import pulsar
 import pytest
 import urllib3
 
-from delaylevel.cluster.locks import describe_owner
+from delaylevel.cluster.locks import name_of_owner
 from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
@@ -77,7 +77,7 @@ class Owners:
 
     def mover(self) -> int:
         """Return the process that has all source partitions; 0 for none, or for several."""
-        pids = {_pid(describe_owner(self._world.admin, source)) for source in self._sources}
+        pids = {_pid(name_of_owner(self._world.admin, source)) for source in self._sources}
         return pids.pop() if len(pids) == 1 else 0
 
     def window(self) -> set[int]:
@@ -95,7 +95,7 @@ class Owners:
 
 
 def _pid(owner: str) -> int:
-    return int(owner.partition(" ")[0].rpartition(":")[2] or 0)
+    return int(owner.rpartition(":")[2] or 0)
 
 
 def address(process: Any) -> str:

@@ -509,7 +509,6 @@ def _partition_stats(value: Mapping[str, Any]) -> PartitionStats:
                 ClientStats(
                     name=consumer.get("consumerName") or "",
                     address=(consumer.get("address") or "").removeprefix("/"),
-                    connected_since=consumer.get("connectedSince") or "",
                     properties=dict(consumer.get("metadata") or {}),
                 )
                 for consumer in item.get("consumers") or ()
