@@ -34,15 +34,6 @@ ENVIRONMENT_PREFIX = "DELAYLEVEL_"
 #: The table of the file that is for applications with listeners.
 TABLE = "listeners"
 
-# Texts for the types of errors of pydantic, whose own texts name its concepts.
-_TEXTS = {
-    "bool": "must be true or false",
-    "greater": "must be at least 1 second",
-    "int": "must be a whole number",
-    "string": "must be a text",
-}
-
-
 def read_config(
     config_file: str | os.PathLike[str] | None, environ: Mapping[str, str]
 ) -> tuple[Path, dict[str, Any]]:
@@ -74,13 +65,10 @@ def read_config(
 
 
 def _explain(error: ValidationError, places: Mapping[str, str]) -> str:
-    """Return the problems of settings in one line, in our own words and without their values."""
+    """Return the problems of settings in one line, without their values."""
     lines = []
     for detail in error.errors(include_input=False, include_url=False, include_context=False):
-        name, kind = str(detail["loc"][0]), str(detail["type"])
-        text = _TEXTS.get(kind.partition("_")[0], "is not valid")
-        if kind == "value_error":
-            text = str(detail["msg"]).removeprefix("Value error, ")
+        name, text = str(detail["loc"][0]), str(detail["msg"]).removeprefix("Value error, ")
         lines.append(f"{name} (from {places.get(name, 'the defaults')}): {text}")
     return "; ".join(dict.fromkeys(lines))
 
