@@ -76,11 +76,7 @@ class EncodedSchema(Schema):
     """Schema of payloads that are encoded already; it passes bytes through."""
 
     def __init__(self, schema_type: str, definition: str) -> None:
-        try:
-            parsed = json.loads(definition)
-        except ValueError:
-            parsed = None  # a primitive type
-        super().__init__(bytes, type_named(schema_type), parsed, schema_type)
+        super().__init__(bytes, type_named(schema_type), None, schema_type)
         # The registry's own text, so that the broker finds the same version.
         set_schema_info(self, schema_type, definition)
 
