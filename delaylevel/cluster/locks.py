@@ -122,7 +122,8 @@ class PartitionLock:
         except pulsar.ConsumerBusy as error:
             owner = ""  # the refusal itself is certain
             with suppress(BrokerError):
-                owner = name_of_owner(self._admin, source)
+                consumer = owner_in(self._admin.partition_stats(source.name))
+                owner = consumer.name if consumer else ""
             raise AlreadyRunningError(
                 f"another mover is at work on level topic {source.level_topic}: "
                 f"{owner or 'an unknown process'} holds "
@@ -134,12 +135,6 @@ class PartitionLock:
             if isinstance(error, pulsar.Timeout):
                 reason = missing_subscription(self._admin, source.topic, SUBSCRIPTION) or reason
             raise BrokerError(f"cannot subscribe to {source.topic} ({reason})") from error
-
-
-def name_of_owner(admin: TopicAdmin, source: SourcePartition) -> str:
-    """Return the name of a source partition's consumer, with host and process, or nothing."""
-    owner = owner_in(admin.partition_stats(source.name))
-    return "" if owner is None else owner.name
 
 
 def owner_in(stats: PartitionStats) -> ClientStats | None:

@@ -36,6 +36,7 @@ from .port import (
     TopicAdmin,
     TopicPolicies,
 )
+from .threads import in_parallel
 
 T = TypeVar("T")
 # Of the namespace, and of the topic itself.
@@ -130,32 +131,25 @@ def read(admin: TopicAdmin, description: LevelTopicDescription) -> Facts:
         if error.status != NO_TOPIC_POLICIES:
             raise
         settings = replace(settings, topic_policies=False)
-    targets = read_targets(admin, description, settings, own=True)
+    targets = read_targets(admin, description)
     return Facts(description, policies, settings, own, targets)
 
 
-def read_targets(
-    admin: TopicAdmin, description: LevelTopicDescription, settings: BrokerSettings, *, own: bool
-) -> TargetPolicies:
-    """Read the policies of targets that may be read; their own if asked, or if others restrict."""
-    found: dict[TopicName, tuple[NamespacePolicies, TopicPolicies]] = {}
-    namespaces: dict[str, NamespacePolicies | None] = {}
-    for name in map(TopicName.parse, description.targets):
-        path = name.namespace_path
-        if path not in namespaces:
-            try:
-                namespaces[path] = admin.namespace_policies(path)
-            except BrokerError:
-                namespaces[path] = None
-        policies = namespaces[path]
-        if policies is None:
-            continue
-        found[name] = policies, TopicPolicies()
-        limits = (policies.max_producers, settings.max_producers, policies.subscription_types)
-        if own or any(limits):
-            with suppress(BrokerError):
-                found[name] = policies, admin.topic_policies(name)
-    return found
+def read_targets(admin: TopicAdmin, description: LevelTopicDescription) -> TargetPolicies:
+    """Read the policies of targets, without those that may not be read."""
+
+    def policies_of(name: TopicName) -> tuple[NamespacePolicies, TopicPolicies] | None:
+        try:
+            policies = admin.namespace_policies(name.namespace_path)
+        except BrokerError:
+            return None
+        with suppress(BrokerError):
+            return policies, admin.topic_policies(name)
+        return policies, TopicPolicies()
+
+    names = list(map(TopicName.parse, description.targets))
+    found = zip(names, in_parallel(policies_of, names), strict=True)
+    return {name: policies for name, policies in found if policies is not None}
 
 
 def refusal_of_target(admin: TopicAdmin, topic: TopicName, failure: str) -> str:

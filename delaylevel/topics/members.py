@@ -136,7 +136,7 @@ def no_namespace(namespace: str, error: NotFoundError) -> NotFoundError:
 
 def refuse_unsafe(admin: TopicAdmin, facts: Facts) -> None:
     """Raise UnsafeNamespaceError with all problems and remedies, if there are any."""
-    targets = rules.read_targets(admin, facts.description, facts.broker, own=False)
+    targets = rules.read_targets(admin, facts.description)
     problems = tuple(map(str, rules.violations(replace(facts, targets=targets))))
     if problems:
         raise UnsafeNamespaceError(

@@ -16,14 +16,14 @@ import pulsar
 import pytest
 import urllib3
 
-from delaylevel.cluster.locks import name_of_owner
+from delaylevel.cluster.locks import owner_in
 from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.position import source_partitions
+from delaylevel.model.position import SourcePartition, source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import DeadLetter, dead_letters
@@ -68,6 +68,12 @@ def found(world: RealWorld, target: str) -> Counter[bytes]:
     return Counter(message.value or b"" for message in world.stored(target))
 
 
+def holder(world: RealWorld, source: SourcePartition) -> str:
+    """Return the name of the process that has a lock, or nothing."""
+    owner = owner_in(world.admin.partition_stats(source.name))
+    return owner.name if owner else ""
+
+
 class Owners:
     """The processes that have the lock of the mover and the window partitions."""
 
@@ -77,7 +83,7 @@ class Owners:
 
     def mover(self) -> int:
         """Return the process that has all source partitions; 0 for none, or for several."""
-        pids = {_pid(name_of_owner(self._world.admin, source)) for source in self._sources}
+        pids = {_pid(holder(self._world, source)) for source in self._sources}
         return pids.pop() if len(pids) == 1 else 0
 
     def window(self) -> set[int]:

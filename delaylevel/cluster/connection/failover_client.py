@@ -68,11 +68,6 @@ class FailoverClient:
         for client in clients:
             close_quietly(client, "client")
 
-    def shutdown(self) -> None:
-        """End at once, without waiting for the broker."""
-        for client in self._clients:
-            client.shutdown()
-
     def _replace(self, failed: Any) -> bool:
         """Open a client for the hosts that answer; return False if that is no change."""
         with self._lock:

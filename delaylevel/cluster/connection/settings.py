@@ -34,6 +34,7 @@ ENVIRONMENT_PREFIX = "DELAYLEVEL_"
 #: The table of the file that is for applications with listeners.
 TABLE = "listeners"
 
+
 def read_config(
     config_file: str | os.PathLike[str] | None, environ: Mapping[str, str]
 ) -> tuple[Path, dict[str, Any]]:

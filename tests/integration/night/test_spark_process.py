@@ -19,13 +19,12 @@ from typing import Any
 import psutil
 import pytest
 
-from delaylevel.cluster.locks import name_of_owner
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from support.processes import BRIEF, found
+from support.processes import BRIEF, found, holder
 from support.world import RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(1200)]
@@ -127,7 +126,7 @@ def test_killed_then_started_twice_then_losing_executors_then_ended(
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
     def owner() -> str:
-        return name_of_owner(world.admin, source)
+        return holder(world, source)
 
     world.eventually(lambda: not owner(), "the release of a killed job's locks")
     job = run("a checkpoint")

@@ -25,6 +25,7 @@ from delaylevel.errors import (
     NotFoundError,
     PermissionDeniedError,
     StrategyMismatchError,
+    UnsafeNamespaceError,
 )
 from delaylevel.model.level_topic import (
     LONGEST_NAME,
@@ -368,6 +369,13 @@ def test_subscription_keeps_a_topic(memory: MemoryPulsar) -> None:
     assert "orders has no subscription" in str(unsubscribed(memory.admin, ORDERS))
     memory.client().subscribe("orders", "app")
     assert unsubscribed(memory.admin, ORDERS) is None
+
+
+def test_a_target_with_a_limit_of_its_own_refuses_the_creation(memory: MemoryPulsar) -> None:
+    memory.admin.create_partitioned(ORDERS, 0)
+    memory.admin.set_topic_policies(ORDERS, TopicPolicies(max_producers=1))
+    with pytest.raises(UnsafeNamespaceError, match="allows 1 of its producers"):
+        topics.create(memory.admin, WANTED)
 
 
 def test_broker_without_policies_for_topics_is_named(
