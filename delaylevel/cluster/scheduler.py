@@ -56,10 +56,10 @@ _NO_THREAD_S = 1.0
 
 
 class Task:
-    """A step that is called again and again, never twice at once; `Scheduler.task` makes it."""
+    """A step that is called again and again once it is woken, never twice at once."""
 
     def __init__(self, step: Callable[[], float], name: str, scheduler: Scheduler) -> None:
-        self.step = step
+        self.step = step  # it returns the monotonic time, in s, until which it has nothing to do
         self.name = name
         # Set by the step: True if the next one comes at its time and does not wait, unless
         # something is wrong; False if it opens, reads or closes, and waits for the broker.
@@ -202,10 +202,6 @@ class Scheduler:
         self._latest: Task | None = None
         self._begun_s = -NEVER
         self._closed = False
-
-    def task(self, step: Callable[[], float], name: str) -> Task:
-        """Return a task; its step returns the monotonic time, in s, until which it is idle."""
-        return Task(step, name, self)
 
     def close(self) -> None:
         """Call no more steps, and wait for the end of those that are running."""

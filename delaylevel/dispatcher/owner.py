@@ -25,7 +25,7 @@ from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import DeadLetterTopic
-from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler
+from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler, Task
 from delaylevel.cluster.targets.pool import TargetPool
 from delaylevel.dispatcher.journal.records import entry_of, pack_message
 from delaylevel.dispatcher.journal.state import JournalState
@@ -610,7 +610,7 @@ class OwnerTask:
         self._stopping = threading.Event()
         self.ended = threading.Event()
         self._phase: Callable[[], float] = self._take_over
-        self._task = scheduler.task(self._step, f"owner {owner.topic}")
+        self._task = Task(self._step, f"owner {owner.topic}", scheduler)
         # Begins to take over the partition, or notices the request to stop.
         self.wake = self.events.on_event = self._task.wake
         self._next_cycle_s = 0.0
@@ -664,7 +664,7 @@ class OwnerTask:
             task.is_quick = not fetcher.waits_for_broker
             return until_s
 
-        task = self._scheduler.task(read, f"fetcher {fetcher.topic}")
+        task = Task(read, f"fetcher {fetcher.topic}", self._scheduler)
         fetcher.wake = task.wake
         self._opened.callback(fetcher.close)
         self._opened.callback(task.end)

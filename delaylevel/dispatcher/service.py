@@ -443,7 +443,7 @@ class Dispatcher:
 
     def _begin(self, topic: ServedTopic) -> None:
         """Look at a level topic now and then: a task, so that none waits for another's broker."""
-        task = self._scheduler.task(partial(self._look, topic), topic.description.topic)
+        task = Task(partial(self._look, topic), topic.description.topic, self._scheduler)
         topic.task = task
         topic.descriptions.ask = task.wake
         task.wake()

@@ -15,7 +15,7 @@ from delaylevel.cluster.failures import may_pass, translate_errors
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.rules import advised
-from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler
+from delaylevel.cluster.scheduler import AT_ONCE, NEVER, Scheduler, Task
 from delaylevel.cluster.threads import GrowingPause, in_parallel
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError, NotFoundError
 from delaylevel.model.delivery import ForwardReport
@@ -106,7 +106,7 @@ class TopicTask:
         self._trigger_ms = trigger_ms
         self.stopping = threading.Event()
         self._ended = threading.Event()
-        self._task = scheduler.task(self._step, f"mover {description.topic}")
+        self._task = Task(self._step, f"mover {description.topic}", scheduler)
         self._mover: LocalMover | None = None
         # Time at which the lock counts as lost, while its consumers are not connected.
         self._lost_s: float | None = None

@@ -143,13 +143,13 @@ def test_steps_wait_for_each_other_while_no_more_threads_can_be_started(
     blocked = [Steps() for _ in range(20)]
     for each in blocked:
         each.go_on.clear()
-        scheduler.task(each, "blocked").wake()
+        Task(each, "blocked", scheduler).wake()
     for each in blocked[:6]:
         each.wait()
     assert len(scheduler._workers) == 6
     time.sleep(0.1)
     left.append(0)  # another process has ended
-    scheduler.task(Steps(), "further").wake()
+    Task(Steps(), "further", scheduler).wake()
     assert blocked[6].begun.acquire(timeout=TIMEOUT_S / 3)
     for each in blocked:
         each.go_on.set()
@@ -160,7 +160,7 @@ def test_steps_wait_for_each_other_while_no_more_threads_can_be_started(
 def test_removing_waits_for_the_running_step(scheduler: Scheduler) -> None:
     steps = Steps(AT_ONCE)
     steps.go_on.clear()
-    task = scheduler.task(steps, "held")
+    task = Task(steps, "held", scheduler)
     task.wake()
     steps.wait()
     removed = threading.Event()
@@ -177,7 +177,7 @@ def test_removing_waits_for_the_running_step(scheduler: Scheduler) -> None:
     remover.join()
     assert steps.at_once == 0
     task.wake()
-    scheduler.task(after := Steps(), "after").wake()
+    Task(after := Steps(), "after", scheduler).wake()
     after.wait()
     assert not steps.begun.acquire(blocking=False)
 
@@ -191,7 +191,7 @@ def test_an_error_is_reported_and_the_step_tried_again(caplog: pytest.LogCapture
         tries.release()
         raise ValueError("no disk")
 
-    task = scheduler.task(step, "failing")
+    task = Task(step, "failing", scheduler)
     task.wake()
     assert tries.acquire(timeout=TIMEOUT_S)
     now_s = 2.0
