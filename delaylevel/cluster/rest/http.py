@@ -458,15 +458,5 @@ def _reason_of(answer: urllib3.BaseHTTPResponse) -> str:
 
 
 def _failure_words(failure: Exception | None) -> str:
-    """Return the reason why there was no answer, without the pool's own wrapping."""
-    if isinstance(failure, urllib3.exceptions.NameResolutionError):
-        return "the host name is unknown"
-    if isinstance(failure, urllib3.exceptions.NewConnectionError):
-        return str(failure.__cause__ or failure).rpartition("] ")[2].lower()
-    if isinstance(failure, urllib3.exceptions.ConnectTimeoutError):
-        return "no connection in time"
-    if isinstance(failure, urllib3.exceptions.ReadTimeoutError):
-        return "no answer in time"
-    if isinstance(failure, urllib3.exceptions.SSLError):
-        return f"TLS: {failure}"
-    return str(failure)
+    """Return the reason why there was no answer, without urllib3's own objects in front of it."""
+    return str(failure.args[-1]).rpartition(": ")[2] if failure is not None else ""

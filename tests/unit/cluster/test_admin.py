@@ -199,9 +199,9 @@ def test_a_read_is_given_up_early_if_its_broker_hangs(
     server.answer = lambda method, path: (307, {"Location": hanging + path}, b"")
     url = server.url if redirected else hanging
     for _ in range(2):
-        with pytest.raises(BrokerUnreachableError, match="no answer in time"):
+        with pytest.raises(BrokerUnreachableError, match=r"Read timed out|no answer in time"):
             Admin(url, timeout_s=600, for_service=True).properties(TOPIC)
-    with pytest.raises(BrokerUnreachableError, match="no answer in time"):
+    with pytest.raises(BrokerUnreachableError, match=r"no answer in time|Read timed out"):
         Admin(url, timeout_s=600).within(0.2).partitioned_stats(TOPIC)
 
 

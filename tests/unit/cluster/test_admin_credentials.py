@@ -70,7 +70,7 @@ def renamed(server: Server) -> str:
 def test_only_a_trusted_server_gets_the_token(tls_server: Server, certificate: Path) -> None:
     trusting: dict[str, Any] = {"token": "t", "tls_trust_certs_file": certificate}
     for admin in (Admin(tls_server.url, token="t"), Admin(renamed(tls_server), **trusting)):
-        with pytest.raises(BrokerUnreachableError, match="TLS"):
+        with pytest.raises(BrokerUnreachableError, match="certificate"):
             admin.version()
     assert tls_server.seen == []
     Admin(tls_server.url, **trusting).version()
@@ -103,7 +103,7 @@ def test_applications_verify_the_host_name_unless_told_otherwise(
         "admin_token": "t",
         "tls_trust_certs_file_path": str(certificate),
     }
-    with pytest.raises(BrokerUnreachableError, match="TLS"):
+    with pytest.raises(BrokerUnreachableError, match="certificate"):
         use("pulsar://localhost:1", **options)
     assert tls_server.seen == []
     tls_server.answer = lambda method, path: reply(404 if use is by_wrap else 200, {})
