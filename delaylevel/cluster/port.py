@@ -29,7 +29,6 @@ class SchemaVersion:
     type: str  # Pulsar's name: `AVRO`, `JSON`, `STRING` …
     definition: str  # empty for primitive types
     version: int  # from 0
-    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -512,10 +512,9 @@ def target_schemas(context: LevelTopicContext) -> Found:
     for target in context.present_targets:
         versions = context.admin.schemas(target)
         if versions and versions[-1].type == KEY_VALUE:
-            encoding = versions[-1].properties.get("kv.encoding.type", "INLINE")
             yield Problem(
-                f"{target} has a KeyValue schema ({encoding}): parked messages that name "
-                "this schema become dead letters",
+                f"{target} has a KeyValue schema: parked messages that name this schema become "
+                "dead letters",
                 "park them with the Java producer of delaylevel, which sends them as bytes; "
                 "or use a topic with another schema for delayed messages",
             )

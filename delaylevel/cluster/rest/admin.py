@@ -463,12 +463,7 @@ class Admin(TopicAdmin):
         except NotFoundError:
             return []
         versions = [
-            SchemaVersion(
-                type=item["type"],
-                definition=item.get("data") or "",
-                version=int(item["version"]),
-                properties=item.get("properties") or {},
-            )
+            SchemaVersion(item["type"], item.get("data") or "", int(item["version"]))
             for item in value["getSchemaResponses"]
         ]
         return sorted(versions, key=lambda schema: schema.version)

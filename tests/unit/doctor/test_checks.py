@@ -324,8 +324,7 @@ def holes(number: int, of: TopicName = TARGET, limit: int = 10_000) -> dict[str,
 
 
 def schemas(*types: str) -> dict[str, Any]:
-    properties = {"kv.encoding.type": "SEPARATED"}
-    return {"schemas": [SchemaVersion(name, "{}", at, properties) for at, name in enumerate(types)]}
+    return {"schemas": [SchemaVersion(name, "{}", at) for at, name in enumerate(types)]}
 
 
 NEEDED_MS = DAYS[0].hand_off_after_ms(DAYS[0].partitions - 1)
@@ -404,7 +403,7 @@ WRONG: dict[str, list[tuple[LevelTopicDescription, dict[str, Any], str]]] = {
             rf"a of {TARGET} \(Failover\) gets ",
         ),
     ],
-    "target schemas": [(TRACKER, schemas("JSON", "KEY_VALUE"), "SEPARATED.*-> .*Java")],
+    "target schemas": [(TRACKER, schemas("JSON", "KEY_VALUE"), "KeyValue.*-> .*Java")],
     "ack holes": [
         (BROKER, holes(1001), f"app of {TARGET} has 1,001.*-> .*a finer last level"),
         (TRACKER, holes(1001, LEVEL), f"{SUBSCRIPTION} of {LEVEL} has 1,001"),
