@@ -68,7 +68,7 @@ Item = TypeVar("Item")
 # Topic, compression, and the settings of batches.
 _Key = tuple[str, "str | None", int]
 _BATCHES = (BULK_SETTINGS, UNBATCHED_SETTINGS, SINGLE_SETTINGS)
-_ALONE, _SINGLE = 1, 2
+_SINGLE = 2
 
 #: The reason for messages of a batch that is too large as a whole. If this process sends them
 #: again, each is alone.

@@ -45,17 +45,13 @@ def read_config(
         path = Path(chosen).expanduser()
     try:
         settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if chosen:
-            raise ConfigError(f"there is no configuration file {path}") from None
-        return path, {}
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+        if chosen or not isinstance(error, FileNotFoundError):
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        return path, {}
+    except ValueError as error:  # TOML, or its encoding
         # Only the first line of the reason: later ones may quote the file, and so a secret.
         raise ConfigError(f"{path} is not TOML: {str(error).splitlines()[0]}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text") from None
     known = [*Connection.model_fields, f"[{TABLE}]"]
     unknown = sorted(settings.keys() - {*known, TABLE})
     if unknown:
@@ -213,9 +209,7 @@ class Connection(BaseModel):
         path, contents = read_config(config_file, environ)
         from_file = {name: value for name, value in contents.items() if name != TABLE}
         for name in from_file.keys() & _PATHS:  # they are relative to the file
-            if not isinstance(from_file[name], str):
-                raise ConfigError(f"{path}: {name} must be a string")
-            from_file[name] = path.parent / Path(from_file[name]).expanduser()
+            from_file[name] = path.parent / Path(str(from_file[name])).expanduser()
 
         values: dict[str, Any] = {}
         places: dict[str, str] = {}
@@ -244,7 +238,7 @@ class Connection(BaseModel):
             )
         for name in sorted(values.keys() & _PATHS):
             if not values[name].is_file():
-                raise ConfigError(f"{name}: there is no file {values[name]}")
+                raise ConfigError(f"{name} (from {places[name]}): there is no file {values[name]}")
         return connection
 
     def read_token(self) -> str | None:
