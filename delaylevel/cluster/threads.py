@@ -141,11 +141,7 @@ def at_once(work: Callable[[], None]) -> None:
 
 
 class BackgroundWork:
-    """Slow work that can be waited for, each piece in a thread of its own; thread-safe.
-
-    While a producer is being closed, closing its client fails. So whoever closes producers of
-    another one's client waits for that at the end.
-    """
+    """Slow work that can be waited for, each piece in a thread of its own; thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -168,6 +164,7 @@ class BackgroundWork:
 
     def join(self, timeout_s: float = _CLOSING_S) -> bool:
         """Wait for the end of all work; return False if it takes longer than a time in s."""
+        # While a producer is being closed, closing its client fails.
         with self._changed:
             return self._changed.wait_for(lambda: not self._pieces, timeout_s)
 

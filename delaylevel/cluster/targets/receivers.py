@@ -124,14 +124,8 @@ class TargetLook(NamedTuple):
 class Receivers:
     """A memory of who can receive from a target; it outlives the producers.
 
-    A client that reconnects creates a deleted topic again. Its confirmations then come from a
-    ledger that was not seen before, as they also do after a rollover or when another broker serves
-    the topic. So the topic is looked at whenever a confirmation names a new ledger.
-
-    It is also looked at before each opening. The last look serves only while no address of the
-    admin interface answers soon, but brokers serve the host's own topics: a target that was open
-    before is opened as it was then. That is safe, as a confirmation counts as soon as it comes from
-    a ledger that the target had, or the interface answers.
+    A target is looked at before each opening, and whenever a confirmation names a new ledger: after
+    a rollover, on another broker, and in a deleted topic that a client has created again.
     """
 
     def __init__(
@@ -159,6 +153,9 @@ class Receivers:
 
     def look(self, *, may_remember: bool) -> TargetLook:
         """Look at the target in any thread; raise OpeningError if it must not be opened."""
+        # While no address of the admin interface answers soon, but brokers serve the host's own
+        # topics, a target that was open before is opened as it was then. Confirmations count once
+        # they come from a ledger that it had, or the interface answers.
         last = self._look
         if last is None or not self.ledgers or not may_remember or not self._connected():
             return self._look_with(self._admin)
