@@ -331,9 +331,8 @@ class PartitionReader:
             answers = 0
             if time.monotonic() > until_s:
                 raise BrokerError(
-                    f"the connection to {self._topic} breaks again and again before the broker can "
-                    "tell whether there are more messages: is it overloaded? Nothing was "
-                    "acknowledged"
+                    f"the connection to {self._topic} breaks again and again: is the broker "
+                    "overloaded? Nothing was acknowledged"
                 )
             time.sleep(_ASK_AGAIN_S)
         return False

@@ -34,9 +34,6 @@ import pulsar
 
 from . import CREATE_PRODUCER, PRODUCER
 
-#: ID of a message that was not stored, as the client passes it to a callback.
-_NOT_STORED = (-1, -1, -1, 0)
-
 #: Builder of messages for the core of a producer.
 MessageBuilder: Any = _pulsar.MessageBuilder
 
@@ -54,7 +51,7 @@ def closing_core(producer: Any) -> Any | None:
 
 def not_stored() -> Any:
     """Return the ID that a callback gets for a message that was not stored."""
-    return _pulsar.MessageId(*_NOT_STORED)
+    return _pulsar.MessageId(-1, -1, -1, 0)
 
 
 def schema_of(producer: Any) -> Any:

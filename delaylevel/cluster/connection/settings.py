@@ -113,8 +113,6 @@ class TokenSource:
         return authentication
 
 
-DEFAULT_SERVICE_URL = "pulsar://localhost:6650"
-DEFAULT_ADMIN_URL = "http://localhost:8080"
 _CONNECT_TIMEOUT_S = 5.0
 
 
@@ -155,8 +153,8 @@ class Connection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    service_url: _ServiceUrl = DEFAULT_SERVICE_URL
-    admin_url: _AdminUrl = DEFAULT_ADMIN_URL
+    service_url: _ServiceUrl = "pulsar://localhost:6650"
+    admin_url: _AdminUrl = "http://localhost:8080"
     token: SecretStr | None = None
     token_file: Path | None = None
     tls_trust_certs_file: Path | None = None
