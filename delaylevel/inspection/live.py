@@ -11,8 +11,8 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlencode, urlsplit
 
 import urllib3
@@ -33,12 +33,24 @@ _POOLS = 8
 _MOST_BYTES = 64 << 20
 _WILDCARDS = ("0.0.0.0", "::")
 
+#: Ledger, entry, and the index in a batch; 0 without one.
+Place: TypeAlias = tuple[int, int, int]
+
 
 class DispatcherAddress(NamedTuple):
     """A dispatcher that can be asked."""
 
     name: str
     url: str
+
+
+class LiveAnswer(NamedTuple):
+    """The answer of a dispatcher; mappings are by window partition."""
+
+    named: dict[int, set[Place]]  # what waits there
+    read_to: dict[int, Place | None]  # the last place that it has read; None before all
+    more: bool  # it does not name all
+    cancellations: bool  # it names cancellations, or messages that are cancelled
 
 
 class LiveDispatchers:
@@ -56,7 +68,7 @@ class LiveDispatchers:
         self._token = token or os.environ.get(TOKEN_VARIABLE, "").strip() or None
         self.refusals: dict[str, str] = {}
 
-    def ask(self, due: Window, most: int) -> dict[int, Mapping[str, Any]]:
+    def ask(self, due: Window, most: int) -> dict[int, LiveAnswer]:
         """Ask for at most some messages due in a window; return the answers by partition."""
         try:
             owners = {
@@ -75,20 +87,20 @@ class LiveDispatchers:
         # topic has the same messages.
         with urllib3.PoolManager(_POOLS, maxsize=_POOLS, retries=False, timeout=_TIMEOUT) as pool:
             results = in_parallel(lambda each: self._request(pool, each, query), distinct)
-        answers: dict[int, Mapping[str, Any]] = {}
+        answers: dict[int, LiveAnswer] = {}
         self.refusals = {}
         for address, result in zip(distinct, results, strict=True):
             if isinstance(result, str):
                 self.refusals[address.url] = result
                 log.debug("live query to %s: %s", address.url, result)
             # A former owner that has not noticed its loss yet answers for a partition, too.
-            elif all(owners.get(index) == address for index in result["partitions"]):
-                answers |= dict.fromkeys(result["partitions"], result)
+            elif all(owners.get(index) == address for index in result.named):
+                answers |= dict.fromkeys(result.named, result)
         return answers
 
     def _request(
         self, pool: urllib3.PoolManager, address: DispatcherAddress, query: str
-    ) -> Mapping[str, Any] | str:
+    ) -> LiveAnswer | str:
         """Return the answer of one dispatcher, or why there is none."""
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
         url = f"{address.url}/pending?{query}&{urlencode({DISPATCHER: address.name})}"
@@ -107,12 +119,27 @@ class LiveDispatchers:
                 return f"another process, {str(found['dispatcher'])[:100]}, answers there"
             if found["level_topic"] != self._description.topic:
                 return "it answers for another level topic"
-            indices = found["partitions"]
-            if not all(type(index) is int for index in indices):
-                return "its answer cannot be read"
-        except (ValueError, TypeError, KeyError):
+            return _read_answer(found)
+        except (ValueError, TypeError, LookupError, RecursionError):
             return "its answer cannot be read"
-        return found
+
+
+def _read_answer(found: dict[str, Any]) -> LiveAnswer:
+    """Return what an answer says; raise ValueError, TypeError or LookupError if it is malformed."""
+    named: dict[int, set[Place]] = {index: set() for index in found["partitions"]}
+    for _, partition, *place, _ in found["rows"]:
+        named[partition].add(_place(place))
+    read_to = {index: found["read_to"][str(index)] for index in named}
+    places = {index: at and _place(at) for index, at in read_to.items()}
+    cancellations = bool(found["cancelled"] or found["cancellations"])
+    return LiveAnswer(named, places, bool(found["more"]), cancellations)
+
+
+def _place(values: Sequence[Any]) -> Place:
+    ledger, entry, batch = values
+    if not all(type(each) is int and 0 <= each < 1 << 62 for each in values):
+        raise ValueError(values)
+    return ledger, entry, batch
 
 
 def _address(owner: ClientStats) -> DispatcherAddress | None:

@@ -46,7 +46,7 @@ from delaylevel.topics.scan import (
     published_range,
 )
 
-from .live import LiveDispatchers
+from .live import LiveDispatchers, Place
 
 if TYPE_CHECKING:
     from .released import JournalView
@@ -245,25 +245,17 @@ def _live_window(
     asked = live.ask(due, _MOST_MESSAGES)
     # A dispatcher does not tell which of its rows are cancelled, and the message of a cancellation
     # that waits there is elsewhere, perhaps in a level.
-    answers = {
-        index: answer
-        for index, answer in asked.items()
-        if not (answer.get("cancelled") or answer.get("cancellations"))
-    }
-    if any(each["more"] for each in asked.values()):
+    answers = {index: answer for index, answer in asked.items() if not answer.cancellations}
+    if any(answer.more for answer in asked.values()):
         answers = {}
     missing = [index for index in range(description.window_partitions) if index not in answers]
     found = others(missing) if missing else WindowContents()
     for index, answer in sorted(answers.items()):
         source = _source(description, index)
-        named = frozenset(
-            (ledger, entry, batch)
-            for _, partition, ledger, entry, batch, _ in answer["rows"]
-            if partition == index
-        )
-        ledger, entry, batch = answer["read_to"][str(index)] or (EARLIEST.ledger, EARLIEST.entry, 0)
-        found.rules[index] = partial(_named_or_unread, named=named, read_to=(ledger, entry, batch))
-        after = Position(ledger, entry, batch).next
+        named = answer.named[index]
+        read_to = answer.read_to[index] or (EARLIEST.ledger, EARLIEST.entry, 0)
+        found.rules[index] = partial(_named_or_unread, named=named, read_to=read_to)
+        after = Position(*read_to).next
         for first, end in _clusters(named):
             found.ranges.append(PendingRange(source, first, min(end, after)))
         start = max(pending_start(admin, source.name), after)
@@ -271,17 +263,13 @@ def _live_window(
     return found
 
 
-#: Ledger, entry, and the index in a batch; 0 without one.
-_Place: TypeAlias = tuple[int, int, int]
-
-
-def _named_or_unread(messages: Messages, named: Collection[_Place], read_to: _Place) -> list[bool]:
+def _named_or_unread(messages: Messages, named: Collection[Place], read_to: Place) -> list[bool]:
     """Return which messages a dispatcher names, or has not read: its last one is ``read_to``."""
     places = [(each.ledger, each.entry, max(each.batch, 0)) for each in messages]
     return [place in named or place > read_to for place in places]
 
 
-def _clusters(named: Collection[_Place]) -> list[tuple[Position, Position]]:
+def _clusters(named: Collection[Place]) -> list[tuple[Position, Position]]:
     """Return ranges of entries with all places; the largest gaps are between them."""
     entries = sorted({(ledger, entry) for ledger, entry, _ in named})
     if not entries:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from delaylevel.cluster.port import ClientStats
 from delaylevel.errors import BrokerError, InvalidInputError
-from delaylevel.inspection import Inspector, Selection, Window
+from delaylevel.inspection import Inspector, Selection, Window, live
 from delaylevel.inspection.columns import (
     LATEST_MS,
     in_chunks,
     schema_of,
     to_record_batch,
 )
-from delaylevel.inspection.live import LiveDispatchers
 from delaylevel.inspection.rows import SCHEMA
 from delaylevel.model.level_topic import SUBSCRIPTION, Role
 from delaylevel.model.message import ParkedMessage
@@ -27,8 +30,10 @@ from delaylevel.model.position import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.drain import drain
 from delaylevel.testing import MemoryPulsar
+from delaylevel.topics.status import ADDRESS_PROPERTY, NAME_PROPERTY
 from support.pending_commands import pending_commands
 from support.python import python
+from support.scripted_http import Server, reply
 
 pytest.importorskip("duckdb")
 pytest.importorskip("pyarrow")
@@ -282,9 +287,12 @@ def test_messages_released_by_the_journal_are_not_pending(filled: Filled) -> Non
         ({"cancelled": 1}, 4),
         ({"cancellations": 1}, 4),
         ({"more": True}, 4),
-        ("no answer for a partition", 1),
+        ({"partitions": [0, 1, 3]}, 1),
         ("has read only half", 0),
         ("has released some", 0),
+        *[({name: value}, 4) for name in ("partitions", "read_to", "rows") for value in (7, [[7]])],
+        ({"rows": [[1, 0, 7, -1, 0, 5]]}, 4),
+        ({"read_to": {"0": [7, "x", 0]}}, 4),
     ],
 )
 def test_dispatchers_name_what_is_pending_in_the_window(
@@ -296,29 +304,47 @@ def test_dispatchers_name_what_is_pending_in_the_window(
     every = list(look.rows())
     window = sorted((row for row in every if row.role == "window"), key=lambda row: row[-4:-1])
     released = window[3:9:2] if said == "has released some" else []
-    answers: dict[int, Any] = {}
-    for index in range(look.description.window_partitions):
-        here = [row for row in window if row.partition == index]
-        if said == "has read only half":
-            here = here[: len(here) // 2]
-        rows = [
-            [row.due_ms, index, row.ledger, row.entry, max(row.batch, 0), row.size]
-            for row in here
+    partitions = range(look.description.window_partitions)
+    here = [[row for row in window if row.partition == index] for index in partitions]
+    if said == "has read only half":
+        here = [rows[: len(rows) // 2] for rows in here]
+    answer = {
+        "dispatcher": "d",
+        "level_topic": look.description.topic,
+        "partitions": list(partitions),
+        "more": False,
+        "cancelled": 0,
+        "cancellations": 0,
+        "read_to": {
+            str(index): (rows[-1].ledger, rows[-1].entry, max(rows[-1].batch, 0))
+            for index, rows in enumerate(here)
+        },
+        "rows": [
+            [row.due_ms, row.partition, row.ledger, row.entry, max(row.batch, 0), row.size]
+            for rows in here
+            for row in rows
             if row not in released
-        ]
-        last = here[-1]
-        read_to = {str(index): (last.ledger, last.entry, max(last.batch, 0))}
-        answers[index] = {"more": False, "read_to": read_to, "rows": rows}
-        answers[index] |= said if isinstance(said, dict) else {}
-    if said == "no answer for a partition":
-        del answers[2]
-    monkeypatch.setattr(LiveDispatchers, "ask", lambda *_, **__: answers)
+        ],
+    }
+    answer |= said if isinstance(said, dict) else {}
+    if answer["partitions"] == [0, 1, 3]:
+        answer["rows"] = [row for row in answer["rows"] if row[1] != 2]
     real, read = released_module.released_by_journal, list[Any]()
     monkeypatch.setattr(
         released_module, "released_by_journal", lambda *args: read.append(args) or real(*args)
     )
-    assert list(pending.look().rows()) == [row for row in every if row not in released]
+    with contextlib.closing(Server()) as server:
+        server.answer = lambda *_: reply(200, answer)
+        properties = {ADDRESS_PROPERTY: server.url, NAME_PROPERTY: "d"}
+        owner = ClientStats(f"d@{socket.gethostname()}:1", properties=properties)
+        status = [SimpleNamespace(partition=index, owner=owner) for index in partitions]
+        monkeypatch.setattr(live, "window_stats", lambda *_: status)
+        asked = pending.look()
+        assert list(asked.rows()) == [row for row in every if row not in released]
     assert len(read) == journals
+    malformed = journals == 4 and {"read_to", "rows", "partitions"}.intersection(said)
+    reasons = ["its answer cannot be read"] if malformed else []
+    assert list(asked.live.refusals.values()) == reasons
 
 
 def test_a_journal_that_is_trimmed_during_the_read_is_read_again(
