@@ -1,8 +1,4 @@
-"""The columns of a pending message as Arrow arrays, shared by inspection and the Spark sources.
-
-Every column is defined once, with its type and its values. Each reader names the columns that it
-offers, and builds only the requested ones.
-"""
+"""The columns of a pending message as Arrow arrays, shared by inspection and the Spark sources."""
 
 from __future__ import annotations
 
@@ -24,15 +20,10 @@ Values = Callable[[Sequence[ParkedMessage], SourcePartition], Sequence[object]]
 
 
 class _ColumnDefinition(NamedTuple):
-    """The definition of a column.
-
-    Attributes:
-        values: function from messages of one partition to the values; times in ms. None for a
-            column that is the same for all messages of a batch and is given by the reader.
-    """
+    """The definition of a column."""
 
     kind: pa.DataType
-    values: Values | None
+    values: Values | None  # times in ms; None for a column that is the same for a whole batch
     required: bool = False
 
 
@@ -110,12 +101,7 @@ def to_record_batch(
     schema: pa.Schema,
     constants: Mapping[str, object],
 ) -> pa.RecordBatch:
-    """Build a record batch of messages.
-
-    Args:
-        messages: one or more messages, all of one partition.
-        constants: values of ``place`` and ``routed_at`` (ms), if the schema has them.
-    """
+    """Build a record batch; ``constants`` has `place` and `routed_at` (ms) if the schema has."""
     same = {
         "role": source.role.value,
         "level": source.level,

@@ -25,12 +25,7 @@ _MARGIN = 500
 
 
 class Stratum:
-    """A stretch of a partition, represented by sampled due times.
-
-    Args:
-        weight: the number of messages that each of them represents.
-        spread_ms: the time after each due time over which these are spread evenly.
-    """
+    """A stretch of a partition: each due time is ``weight`` messages, spread evenly behind it."""
 
     def __init__(self, due_ms: Iterable[int], weight: float = 1.0, spread_ms: int = 0) -> None:
         self._dues = sorted(due_ms)
@@ -55,41 +50,27 @@ class Stratum:
 
 @dataclass
 class Distribution:
-    """The distribution of due times in some partitions, sampled or counted.
+    """The distribution of due times in some partitions, sampled or counted."""
 
-    Attributes:
-        own: the topic in which they wait, which is the target of those that name none.
-        damaged: number of messages whose due time cannot be read; no other count includes them.
-        last_due_ms: the last due time; None if there is no message.
-        counted: number of messages by due time, from :meth:`count`.
-    """
-
-    own: str = ""
+    own: str = ""  # the target of messages that name none: the topic in which they wait
     strata: list[Stratum] = field(default_factory=list)
-    damaged: float = 0.0
+    damaged: float = 0.0  # no other count includes those whose due time cannot be read
     looked_at: int = 0
     targets: dict[str, float] = field(default_factory=dict)
     last_due_ms: int | None = None
-    counted: Counter[int] = field(default_factory=Counter)
+    counted: Counter[int] = field(default_factory=Counter)  # by due time
 
     def add(
         self, messages: Iterable[ParkedMessage], weight: float = 1.0, spread_ms: int = 0
     ) -> None:
-        """Add sampled messages as a stratum; for the arguments see :class:`Stratum`.
-
-        With a negative weight, they are sampled cancellations: the messages that these name are due
-        at the same times, and need not be in the same sample, or part of the level topic.
-        """
+        """Add sampled messages as a stratum, or sampled cancellations with a negative weight."""
+        # The messages that these name are due at the same times, whatever part they wait in.
         dues = self._note(messages, weight, spread_ms)
         if dues:
             self.strata.append(Stratum(dues, weight, spread_ms))
 
     def count(self, messages: Iterable[ParkedMessage], edges_ms: Sequence[int]) -> None:
-        """Add messages in constant memory.
-
-        Args:
-            edges_ms: the only times for which :meth:`before` can be called then, ascending.
-        """
+        """Add messages in constant memory; then only the edges may be given to ``before``."""
         # Messages between two edges are on the same side of all of them.
         for due_ms in self._note(messages):
             index = bisect_right(edges_ms, due_ms)
@@ -264,11 +245,7 @@ def place_of(description: LevelTopicDescription, source: SourcePartition) -> str
 
 
 def bucket_edges(now_ms: int, last_due_ms: int | None) -> tuple[int, list[int]]:
-    """Return the length of a profile's buckets, and their edges from now on.
-
-    Edges after the first are whole multiples of the length (UTC). There are at most 17 edges, and
-    none if nothing is due from now on.
-    """
+    """Return the length of a profile's buckets, and their edges; none if nothing is due later."""
     if last_due_ms is None or last_due_ms <= now_ms:
         return _BUCKETS[0], []
     for length in _BUCKETS:
@@ -338,10 +315,8 @@ def build(
 
 
 def _settled(counts: dict[str, int]) -> dict[str, int]:
-    """Return counts without negative ones, which reduce those of the other parts.
-
-    A cancellation may wait in another part than its message, usually a finer one.
-    """
+    """Return counts without negative ones, which reduce those of the other parts."""
+    # A cancellation may wait in another part than its message, usually a finer one.
     debt = -sum(count for count in counts.values() if count < 0)
     if not debt:
         return counts

@@ -216,10 +216,7 @@ class Inspector:
     def _ordered(
         self, selection: Selection | None, names: list[str], limit: int | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield pending messages in due order as record batches; the rest is as for :meth:`rows`.
-
-        The sort keeps a bounded amount in memory and the rest in a temporary folder.
-        """
+        """Yield pending messages in due order as record batches; see :meth:`rows`."""
         from .query import ordered
 
         chosen = selection or Selection()

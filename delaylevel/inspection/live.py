@@ -54,11 +54,7 @@ class LiveAnswer(NamedTuple):
 
 
 class LiveDispatchers:
-    """The running dispatchers of a level topic.
-
-    Attributes:
-        refusals: reasons of the dispatchers that did not answer the last question, by address.
-    """
+    """The running dispatchers of a level topic."""
 
     def __init__(
         self, admin: TopicAdmin, description: LevelTopicDescription, token: str | None = None
@@ -66,7 +62,7 @@ class LiveDispatchers:
         self._admin = admin
         self._description = description
         self._token = token or os.environ.get(TOKEN_VARIABLE, "").strip() or None
-        self.refusals: dict[str, str] = {}
+        self.refusals: dict[str, str] = {}  # why some did not answer the last question, by address
 
     def ask(self, due: Window, most: int) -> dict[int, LiveAnswer]:
         """Ask for at most some messages due in a window; return the answers by partition."""

@@ -1,8 +1,4 @@
-"""SQL queries on rows of pending messages, which DuckDB evaluates while the rows are read.
-
-Rows arrive as a stream of record batches and are not kept. A sort has a memory limit, and goes to a
-temporary folder beyond it.
-"""
+"""SQL queries on rows of pending messages, which DuckDB evaluates while the rows are read."""
 
 from __future__ import annotations
 
@@ -28,25 +24,18 @@ with from_extra("inspect", "queries about pending messages need"):
 # the selection's SQL condition.
 ReadRows = Callable[[Selection, set[str]], tuple[pa.Schema, Generator[pa.RecordBatch, None, None]]]
 
-_MEMORY = "512MB"
+_MEMORY = "512MB"  # beyond it, a sort goes to a temporary folder
 _TEMPORARY = "100GB"
 _BATCH_ROWS = 10_000
 
 
 @dataclass(frozen=True)
 class Average:
-    """The mean of an attribute.
-
-    Attributes:
-        attribute: its name.
-        messages: number of selected messages.
-        counted: number of messages for which the attribute is a number.
-        mean, least, most, total: statistics of these numbers; None if there are none.
-    """
+    """The mean of an attribute of the selected messages."""
 
     attribute: str
     messages: int
-    counted: int
+    counted: int  # those for which the attribute is a number; without any, the rest is None
     mean: float | None
     least: float | None
     most: float | None

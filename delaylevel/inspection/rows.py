@@ -1,8 +1,4 @@
-"""Rows of pending messages, as record batches.
-
-Only the requested columns are built. Messages that are not due in the window, or do not have the
-requested key or properties, are left out before they become rows.
-"""
+"""Rows of pending messages, as record batches."""
 
 from __future__ import annotations
 
@@ -39,34 +35,19 @@ ORDER = ("due_ms", "publish_ms", "topic", "ledger", "entry", "batch")
 
 
 class PendingRow(NamedTuple):
-    """A pending message.
+    """A pending message; times are in ms since the epoch."""
 
-    Attributes:
-        due_ms: the due time, ms since the epoch; None if it cannot be read.
-        target: the full name of its business topic.
-        id: its stable identity.
-        key, ordering_key: as published; None if there is none.
-        event_ms: the application's event time, ms since the epoch; None if there is none.
-        publish_ms: publish time in the topic in which it waits now, ms since the epoch.
-        delay_ms: time from then until it is due, ms.
-        size: length of the payload in bytes.
-        properties: properties of the application, and ours.
-        place: name of the place in which it waits: ``DAY 3``, ``window 0``.
-        role, level, partition, topic, ledger, entry, batch: the same place for programs.
-        value: the payload; None for a null value, and if it was not requested.
-    """
-
-    due_ms: int | None
-    target: str | None
-    id: str
+    due_ms: int | None  # None if it cannot be read
+    target: str | None  # full name
+    id: str  # stable identity
     key: str | None
     ordering_key: str | None
     event_ms: int | None
-    publish_ms: int
-    delay_ms: int | None
-    size: int
-    properties: dict[str, str]
-    place: str
+    publish_ms: int  # in the topic in which it waits now
+    delay_ms: int | None  # from then until it is due
+    size: int  # of the payload, in bytes
+    properties: dict[str, str]  # of the application, and ours
+    place: str  # where it waits: ``DAY 3``, ``window 0``; and the same for programs:
     role: str
     level: int
     partition: int
@@ -74,7 +55,7 @@ class PendingRow(NamedTuple):
     ledger: int
     entry: int
     batch: int
-    value: bytes | None = None
+    value: bytes | None = None  # None, too, if it was not requested
 
 
 def read_rows(

@@ -45,10 +45,7 @@ _COUNTED = 8_000
 
 
 def sample(snapshot: PendingSnapshot) -> list[Distribution] | None:
-    """Return the estimated distribution of each range of a snapshot, in their order.
-
-    None if counting all messages takes no longer than sampling them.
-    """
+    """Return the estimated distribution of each range; None if counting takes no longer."""
     samplers = _samplers(snapshot)
     if sum(sampler.most for sampler in samplers) <= _COUNTED:
         return None
@@ -85,35 +82,27 @@ def _samplers(snapshot: PendingSnapshot) -> list[_RangeSampler]:
 
 @dataclass(frozen=True)
 class _EntrySample:
-    """The sampled messages of an entry, or of several small ones.
-
-    Attributes:
-        size: mean number of bytes of a message in its entry; 0 if that is unknown.
-    """
+    """The sampled messages of an entry, or of several small ones."""
 
     number: int
     publish_ms: int
     per_entry: float
     read: int
-    size: float
+    size: float  # mean number of bytes of a message in its entry; 0 if that is unknown
     pending: list[ParkedMessage]
     cancelling: list[ParkedMessage]
 
 
 class _RangeSampler:
-    """Sampler of one range.
-
-    ``per_entry`` is the mean number of messages in an entry, or None if it is unknown; ``counted``
-    is True if it is the mean of exactly these entries.
-    """
+    """Sampler of one range."""
 
     def __init__(
         self,
         snapshot: PendingSnapshot,
         item: PendingRange,
         entries: EntryRange,
-        per_entry: float | None,
-        counted: bool,
+        per_entry: float | None,  # mean number of messages in an entry
+        counted: bool,  # it is the mean of exactly these entries
     ) -> None:
         self._snapshot = snapshot
         self._item = item

@@ -69,14 +69,8 @@ def in_turn(tell: Tell | None) -> Tell:
 def read_in_parallel(
     items: Sequence[S], read: Callable[[S], Iterable[T]]
 ) -> Generator[T, None, None]:
-    """Yield the results of ``read`` for each item, in any order.
-
-    Threads call ``read`` in the order of the items. At most eight results wait for the caller, so
-    that memory is bounded by their size. When the caller closes the generator, or the process ends,
-    the threads end at their next result. An exception of ``read`` is raised after the other threads
-    have ended.
-    """
-    results: queue.Queue[T | BaseException | None] = queue.Queue(_QUEUED_RESULTS)
+    """Yield the results of ``read`` in any order; close the generator to end its threads."""
+    results: queue.Queue[T | BaseException | None] = queue.Queue(_QUEUED_RESULTS)  # bounds memory
     stop = threading.Event()
     ended = threading.Semaphore(0)
     left = iter(items)  # each thread takes the next one
@@ -121,10 +115,7 @@ def read_in_parallel(
 
 
 def without_cancelled(snapshot: PendingSnapshot, tell: Tell) -> PendingSnapshot:
-    """Return a snapshot without the messages whose cancellations are in its ranges.
-
-    If messages can be cancelled, the ranges are read for it.
-    """
+    """Return a snapshot without the messages whose cancellations are in its ranges."""
     if not snapshot.description.cancellable:
         return snapshot
 

@@ -96,19 +96,13 @@ def observe(found: RawMessage) -> ParkedMessage:
 
 @dataclass(frozen=True)
 class PartitionRule:
-    """The rule that tells which messages of one partition are pending. It can be pickled.
-
-    Attributes:
-        not_done: the rule of a window partition; None elsewhere, where all are pending.
-        journals: the journals of window partitions that have cancelled messages, by their numbers.
-        parked: names of the messages whose cancellations are stored and not decided; see `name_of`.
-    """
+    """The rule that tells which messages of one partition are pending. It can be pickled."""
 
     description: LevelTopicDescription
     source: SourcePartition
-    not_done: StoredRule | None
-    journals: Mapping[int, JournalView]
-    parked: Collection[int]
+    not_done: StoredRule | None  # of a window partition; elsewhere, all are pending
+    journals: Mapping[int, JournalView]  # with cancelled messages, by window partition
+    parked: Collection[int]  # names of messages whose cancellations are stored and not decided
 
     def stored(self, messages: Messages) -> list[bool]:
         """Return which messages and cancellations are not done with."""
@@ -160,17 +154,11 @@ _GAP_ENTRIES = 2_000
 
 @dataclass
 class WindowContents:
-    """Messages in the final window that may be pending.
-
-    Attributes:
-        ranges: ranges with all pending messages that are due in some time, and maybe others.
-        rules: the rule of each partition that has a range, by its number.
-        journals: the journals that have cancelled messages, by the number of the partition.
-    """
+    """Messages in the final window that may be pending; the mappings are by its partition."""
 
     ranges: list[PendingRange] = field(default_factory=list)
     rules: dict[int, StoredRule] = field(default_factory=dict)
-    journals: dict[int, JournalView] = field(default_factory=dict)
+    journals: dict[int, JournalView] = field(default_factory=dict)  # with cancelled messages
 
 
 def _broker_window(
@@ -310,29 +298,20 @@ def _published_since(
 
 @dataclass(frozen=True)
 class PendingSnapshot:
-    """The pending messages of a level topic at one moment.
-
-    Attributes:
-        target: full name of the only business topic to include; None for all.
-        ranges: ranges that contain all pending messages, and maybe others.
-        parked: names of the messages whose cancellations are stored and not decided; see `name_of`.
-    """
+    """The pending messages of a level topic at one moment."""
 
     client: Any
     admin: TopicAdmin
     description: LevelTopicDescription
-    target: str | None
-    ranges: Sequence[PendingRange]
+    target: str | None  # full name of the only business topic to include; None for all
+    ranges: Sequence[PendingRange]  # they have all pending messages, and maybe others
     window: WindowContents
-    parked: Collection[int] = frozenset()
+    parked: Collection[int] = frozenset()  # see `PartitionRule`
 
     def read(
         self, item: PendingRange, start: Position | None = None, queue: int = RECEIVER_QUEUE_SIZE
     ) -> Generator[RawMessage, None, None]:
-        """Yield the messages of a range, or those from a position in it on.
-
-        The client prefetches ``queue`` messages.
-        """
+        """Yield the messages of a range, or those from a position in it on; prefetch ``queue``."""
         start = item.start if start is None else start
         return messages_in_range(self.client, item.source.topic, start, item.end, queue=queue)
 
@@ -376,11 +355,7 @@ def take_snapshot(
     live: LiveDispatchers | None = None,
     wanted: Callable[[SourcePartition], bool] = lambda _: True,
 ) -> PendingSnapshot:
-    """Find the ranges of all pending messages that are due in a window.
-
-    ``live`` are the dispatchers to ask, or None to read the window topic. ``wanted`` is a condition
-    for partitions; the others are left out. The other arguments are as for ``Inspector``.
-    """
+    """Find the ranges of all pending messages that are due in a window, in wanted partitions."""
     # Levels before the window, in the direction of messages: one that a mover forwards meanwhile is
     # in one of the ranges, or in both.
     levels = pending_ranges(admin, description, now_ms, due=due, wanted=wanted, slack_ms=slack_ms)

@@ -71,10 +71,7 @@ def chunk_key(chunk: bytes) -> Key:
 
 
 class ChunkCodec:
-    """Encoder and decoder of chunks, with a few tens of kilobytes of working memory.
-
-    The lowest ``shift`` bits of every due time are zero.
-    """
+    """Encoder and decoder of chunks; the lowest ``shift`` bits of every due time are zero."""
 
     def __init__(self, shift: int) -> None:
         self._shift = shift
@@ -238,10 +235,7 @@ class TimeBucket:
 
 
 class BucketStore:
-    """Packed rows by due time; loading rows removes them.
-
-    The lowest ``shift`` bits of every due time are zero.
-    """
+    """Packed rows by due time; loading rows removes them. For ``shift`` see `ChunkCodec`."""
 
     def __init__(self, shift: int) -> None:
         self._codec = ChunkCodec(shift)
@@ -452,10 +446,7 @@ class BucketStore:
 
 
 def _overlap(info: Int64s) -> int:
-    """Return the maximum number of rows in chunks that cover the same due time.
-
-    ``info`` has the number of rows, first and last due time of each chunk, shape (n, 3).
-    """
+    """Return the maximum number of rows in chunks (rows, first, last due) that overlap in time."""
     times = np.concatenate((info[:, 1], info[:, 2] + 1))
     change = np.concatenate((info[:, 0], -info[:, 0]))
     order = np.lexsort((change, times))

@@ -108,10 +108,7 @@ class IdColumns(NamedTuple):
         return seen
 
     def unseen_in(self, memories: Sequence[IdMemory]) -> Mask:
-        """Return which IDs are new, to the memories and among the earlier ones here, shape (n,).
-
-        IDs of the key ``""`` are always new. A negative ID raises InvalidInputError.
-        """
+        """Return which IDs are new, to the memories and among the earlier ones here, shape (n,)."""
         unseen = np.ones(self.numbers.size, dtype=np.bool_)
         for key, where in self._groups():
             some = self.numbers[where]

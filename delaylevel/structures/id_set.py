@@ -357,10 +357,7 @@ class _KeyIds:
 
 
 class RemovableIds:
-    """Set of IDs for each key, like a `Deduplicator` that forgets only what is removed.
-
-    The caller checks IDs and keys.
-    """
+    """Set of IDs for each key, like a `Deduplicator` that checks nothing, and never forgets."""
 
     def __init__(self) -> None:
         self._keys: defaultdict[str, _KeyIds] = defaultdict(_KeyIds)

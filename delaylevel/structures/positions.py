@@ -18,11 +18,8 @@ ENTRY_MASK = (1 << ENTRY_BITS) - 1
 
 
 def pack(ledgers: Int64s, entry_ids: Int64s) -> Int64s:
-    """Pack positions into integers, which compare as they do; an entry ID has the batch index.
-
-    Raises:
-        InvalidInputError: a position does not fit; two messages would have the same integer.
-    """
+    """Pack positions into integers, which compare as they do; an entry ID has the batch index."""
+    # Two messages would have the same integer.
     bad = (ledgers < 0) | (ledgers >= LEDGER_LIMIT) | (entry_ids < 0) | (entry_ids > ENTRY_MASK)
     if bad.any():
         index = int(np.argmax(bad))

@@ -59,10 +59,7 @@ def _in_order(a: Int64s, b: Int64s, c: Int64s) -> bool:
 
 
 def _pack(columns: Sequence[Int64s], spare: int) -> tuple[Int64s, list[int], list[int]] | None:
-    """Return a 64-bit key for each row, in the same order, and each column's minimum and width.
-
-    Return None if a key does not leave ``spare`` bits.
-    """
+    """Return a 64-bit key for each row, and each column's minimum and width; None if too wide."""
     low = [int(column.min()) for column in columns]
     bits = [(int(x.max()) - y).bit_length() for x, y in zip(columns, low, strict=True)]
     if sum(bits) + spare > 63:

@@ -37,15 +37,12 @@ _LOWEST: Key = (-(1 << 63), -1, -1)
 
 
 class NearRows:
-    """Decoded rows: a sorted slice to return next, and sorted runs of later rows.
-
-    Every row below ``_edge`` is in the slice, every other row in a run.
-    """
+    """Decoded rows: a sorted slice to return next, and sorted runs of later rows."""
 
     def __init__(self) -> None:
         self._runs: list[Rows] = []
         self._slice = empty_rows()
-        self._edge: Key = _LOWEST
+        self._edge: Key = _LOWEST  # every row below it is in the slice, every other row in a run
         self.rows = 0
 
     def add(self, rows: Rows) -> None:
@@ -65,10 +62,8 @@ class NearRows:
                 self._merge_small_runs()
 
     def take(self, limit: int, end: Key, bound: Key | None) -> Rows:
-        """Remove and return up to ``limit`` rows below ``end``, in the order of their keys.
-
-        All rows below ``bound`` are here, or all without one.
-        """
+        """Remove and return up to ``limit`` rows below ``end``, in the order of their keys."""
+        # All rows below the bound are here, or all without one.
         if bound is not None:
             end = min(end, bound)
         parts: list[Rows] = []
@@ -126,10 +121,8 @@ class NearRows:
             self._slice = self._slice[:, :keep].copy()
 
     def _cut_slice(self, limit: int, bound: Key | None) -> None:
-        """Fill the empty slice with the lowest rows of all runs that are below the bound.
-
-        This includes rows that are not due yet: many small calls would search all runs otherwise.
-        """
+        """Fill the empty slice with the lowest rows of all runs that are below the bound."""
+        # Also with rows that are not due yet: many small calls would search all runs otherwise.
         edge = self._sampled_edge(max(limit, _SLICE_ROWS))
         if bound is not None:
             edge = min(edge, bound)

@@ -191,11 +191,8 @@ Cursor: TypeAlias = PayloadRows | FileCursor
 
 
 def take_lowest(cursors: list[Cursor], want: int, end: Key) -> tuple[Key, list[PayloadRows]]:
-    """Take about ``want`` of the lowest rows of all cursors.
-
-    Instead of a row-by-row merge, choose a key below ``end`` with about ``want`` rows below it from
-    a sample of the keys. Return this key, and the rows below it of each cursor.
-    """
+    """Choose a key with about ``want`` rows below it; return it, and these rows of each cursor."""
+    # From a sample of the keys, instead of a row-by-row merge.
     edge = end
     count = max(_MIN_LOADED, 2 * want // max(1, len(cursors)))
     for cursor in cursors:
@@ -226,10 +223,9 @@ _MAX_MERGED_ROWS = 32_768
 
 
 class MemoryRuns:
-    """Sorted runs in memory, merged with neighbours of similar size.
+    """Sorted runs in memory, merged with neighbours of similar size, O(log rows) times each.
 
-    Each row is merged O(log rows) times, a few thousand rows at once. Source: log-structured
-    merge-trees (O'Neil et al., 1996).
+    Source: log-structured merge-trees (O'Neil et al., 1996).
     """
 
     def __init__(self) -> None:

@@ -61,17 +61,13 @@ def reason_of(error: OSError) -> str:
 
 
 def make_spill_folder(path: Path, shared: Path | None = None) -> None:
-    """Create a folder, and missing parents, that only this user can enter.
-
-    A full disk is not an error: the folder is created when the first file is written. ``shared`` is
-    a parent that others may use too; it is created with the usual permissions.
-    """
+    """Create a folder that only this user can enter, and missing parents; others may use one."""
     try:
         if shared is not None:
             shared.mkdir(parents=True, exist_ok=True)
         make_private_folder(path)
     except OSError as error:
-        if not is_full(error):
+        if not is_full(error):  # the folder is created when the first file is written
             raise SpillError(
                 f"the spill directory {path} cannot be used ({reason_of(error)}): correct this, or "
                 "choose another directory",
@@ -143,10 +139,8 @@ class Run(NamedTuple):
 
 
 def to_arrow(values: Int64s | Floats) -> pa.Array:
-    """Return a column as an Arrow array; copy it only if it is not contiguous.
-
-    ``pa.array`` does the same, but imports pandas if it is installed: 26 MB, and a pause.
-    """
+    """Return a column as an Arrow array; copy it only if it is not contiguous."""
+    # `pa.array` does the same, but imports pandas if it is installed: 26 MB, and a pause.
     kind = pa.float64() if values.dtype == np.float64 else pa.int64()
     data = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(kind, values.size, [None, data])
@@ -158,10 +152,7 @@ def payload_sizes(payloads: Sequence[bytes]) -> Int64s:
 
 
 class SegmentFile:
-    """Append-only file of runs; a failed write leaves earlier runs intact.
-
-    The first write creates the file. ``opener`` opens a path for unbuffered binary appending.
-    """
+    """Append-only file of runs; a failed write leaves earlier runs intact."""
 
     def __init__(self, path: Path, opener: Callable[[Path], Any]) -> None:
         self.path = path

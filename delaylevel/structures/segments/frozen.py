@@ -64,13 +64,8 @@ T = TypeVar("T")
 class FrozenRows:
     """The pending rows in a range, as they were when they were added.
 
-    The thread of the segments adds them, in some microseconds: it gives references to arrays, none
-    of which changes any more, and to files. Another thread asks the questions, and closes it.
-
-    Args:
-        working: function that returns a context, which each slice of the work enters. The thread of
-            the segments then has to wait for a slice at most, and not for the interpreter's lock
-            after each of its calls.
+    The thread of the segments adds references to arrays, which do not change any more, and to
+    files. Another thread asks, closes it, and enters ``working()`` for each slice of the work.
     """
 
     def __init__(
@@ -129,10 +124,7 @@ class FrozenRows:
         return max(first, self.wanted.from_ms), min(last, self.wanted.before_ms - 1)
 
     def table(self, before_ms: int | None = None) -> pa.Table:
-        """Return the rows in due order, equal due times by position, without their payloads.
-
-        A FileNotFoundError says that a file was used up meanwhile: make a new instance.
-        """
+        """Return the rows in due order; FileNotFoundError if a file was used up meanwhile."""
         wanted = self.wanted
         if before_ms is not None:
             wanted = wanted._replace(before_ms=min(before_ms, wanted.before_ms))

@@ -170,10 +170,7 @@ class SpillDirectory:
         return sum(file.size for file in self._files.values())
 
     def write(self, memory: PayloadRows, start: int) -> tuple[int, OSError | None]:
-        """Write sorted rows from ``start`` on, and drop their payloads from memory.
-
-        Return the index of the first row that was not written, and the error that prevented it.
-        """
+        """Move payloads of sorted rows to files; return the first that is left, and its error."""
         bucket = memory.rows[DUE] // self._bucket_ms * self._bucket_ms
         sizes = payload_sizes(memory.payloads)
         while start < memory.count:
@@ -265,10 +262,8 @@ _LIMIT = 1 << 62
 class PendingSegments:
     """Payloads by due time, to the millisecond, each read once, in the order of the tracker.
 
-    The tracker decides which rows are due, and their order. The payloads lie where they arrived, in
-    memory or in files, roughly by due time. Those that are due next are open: they are looked up by
-    their positions. The files are a cache: those of an earlier process are deleted. Not
-    thread-safe.
+    They lie where they arrived, in memory or in files, roughly by due time. Those that are due next
+    are open: they are looked up by their positions. Not thread-safe.
     """
 
     def __init__(
@@ -281,14 +276,7 @@ class PendingSegments:
         opener: Callable[[Path], Any] = append_to,
         writing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Open a directory, and delete the spill files in it.
-
-        Args:
-            directory: directory that nothing else uses; created if missing. None to keep everything
-                in memory, whatever the budget.
-            budget_bytes: memory limit for payloads and their keys, at least 1 MiB.
-            writing: function that returns a context, which each write to a file enters.
-        """
+        """Delete the spill files in a directory, and use it; without one, ignore the budget."""
         if budget_bytes < 1 << 20 or bucket_ms < 1:
             raise InvalidInputError("budget_bytes must be at least 1 MiB, bucket_ms at least 1")
         self.directory = None if directory is None else Path(directory)
@@ -337,14 +325,8 @@ class PendingSegments:
     ) -> None:
         """Add rows in any order, with their payloads: all of them, or none.
 
-        Args:
-            attribute: numbers, shape (n,); None for the sizes of the payloads.
-            force: True for rows that are in memory already, wherever they wait: they may exceed
-                the budget.
-
-        Raises:
-            SpillWriteError: the disk is full or fails, and the budget is used up.
-            DamagedSegmentError: a spill file was changed by another program.
+        The attribute is the size by default. ``force`` is for rows that are in memory already,
+        wherever they wait: no SpillWriteError says that disk and budget are used up.
         """
         if not payloads:
             return
@@ -383,10 +365,7 @@ class PendingSegments:
         return None
 
     def read_due(self, now_ms: int | None = None, max_rows: int = 1000) -> tuple[Rows, list[bytes]]:
-        """Remove due rows; return their due times and positions, in due order, and their payloads.
-
-        Large payloads end it early: of the rows that are due, some may be left.
-        """
+        """Remove and return due rows, in due order, and their payloads; large ones end it early."""
         now = self._clock() if now_ms is None else now_ms
         rows = self.tracker.take(max_rows, now)
         payloads = self._fetch(rows, now)
