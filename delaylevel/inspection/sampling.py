@@ -93,23 +93,18 @@ class _EntrySample:
     cancelling: list[ParkedMessage]
 
 
+@dataclass
 class _RangeSampler:
     """Sampler of one range."""
 
-    def __init__(
-        self,
-        snapshot: PendingSnapshot,
-        item: PendingRange,
-        entries: EntryRange,
-        per_entry: float | None,  # mean number of messages in an entry
-        counted: bool,  # it is the mean of exactly these entries
-    ) -> None:
-        self._snapshot = snapshot
-        self._item = item
-        self._entries = entries
-        self._per_entry = per_entry
-        self._counted = counted
-        self._in_window = item.source.role is Role.WINDOW
+    _snapshot: PendingSnapshot
+    _item: PendingRange
+    _entries: EntryRange
+    _per_entry: float | None  # mean number of messages in an entry
+    _counted: bool  # it is the mean of exactly these entries
+
+    def __post_init__(self) -> None:
+        self._in_window = self._item.source.role is Role.WINDOW
         self._least = _WINDOW_MESSAGES if self._in_window else _LEAST_MESSAGES
         # The number of entries in a sample is unknown before the first one. Prefetching too many
         # entries costs more than another request.

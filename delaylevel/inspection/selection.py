@@ -72,7 +72,7 @@ def read_in_parallel(
     """Yield the results of ``read`` in any order; close the generator to end its threads."""
     results: queue.Queue[T | BaseException | None] = queue.Queue(_QUEUED_RESULTS)  # bounds memory
     stop = threading.Event()
-    ended = threading.Semaphore(0)
+    threads: list[threading.Thread] = []
     left = iter(items)  # each thread takes the next one
 
     def put(result: T | BaseException | None) -> None:
@@ -91,17 +91,13 @@ def read_in_parallel(
             put(None)
         except BaseException as error:  # raised again in the caller's thread
             put(error)
-        finally:
-            ended.release()
 
-    started = 0
     # The caller of a generator that is not exhausted may forget it, at the end of the process too.
     atexit.register(stop.set)
     try:
         for _ in range(min(_THREADS, len(items))):
-            in_thread(work)
-            started += 1
-        for _ in range(started):
+            threads.append(in_thread(work))
+        for _ in threads:
             while (result := results.get()) is not None:
                 if isinstance(result, BaseException):
                     raise result
@@ -109,9 +105,9 @@ def read_in_parallel(
     finally:
         stop.set()
         atexit.unregister(stop.set)
-        while started and not sys.is_finalizing():
-            ended.acquire()
-            started -= 1
+        for thread in threads:
+            if not sys.is_finalizing():
+                thread.join()
 
 
 def without_cancelled(snapshot: PendingSnapshot, tell: Tell) -> PendingSnapshot:

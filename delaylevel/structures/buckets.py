@@ -324,15 +324,9 @@ class BucketStore:
 
     def first_position(self) -> tuple[int, int] | None:
         """Return the lowest (ledger, entry), or None; O(chunks)."""
-        low = min(
-            (chunk_info(chunk)[5:7] for bucket in self._buckets for chunk in bucket.chunks),
-            default=None,
-        )
-        for bucket in self._buckets:
-            tail = first_position(bucket.tail())
-            if tail is not None and (low is None or tail < low):
-                low = tail
-        return low
+        lows = [chunk_info(chunk)[5:7] for bucket in self._buckets for chunk in bucket.chunks]
+        tails = map(first_position, (bucket.tail() for bucket in self._buckets))
+        return min((*lows, *filter(None, tails)), default=None)
 
     def count_into(self, edges: Int64s, counts: Int64s) -> None:
         """Add to ``counts[i]``, of k + 1, the number of rows due in [edges[i - 1], edges[i])."""

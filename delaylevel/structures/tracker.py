@@ -69,12 +69,8 @@ class NearRows:
         parts: list[Rows] = []
         # From a slice, not from the runs: a get of a few rows must not search a hundred of them.
         while limit > 0:
-            if not self._slice.shape[1]:
-                if not self._runs:
-                    break
+            if not self._slice.shape[1] and self._runs:
                 self._cut_slice(limit, bound)
-                if not self._slice.shape[1]:
-                    break
             below = min(find_key(self._slice, end), limit)
             if not below:
                 break
@@ -141,15 +137,14 @@ class NearRows:
 
     def _sampled_edge(self, want: int) -> Key:
         """Return a key with about ``want`` rows below it, and at least one, from a sample."""
-        if sum(run.shape[1] for run in self._runs) <= want + want // 2:
-            return (1 << 63) - 1, 0, 0
-        marks = [run[:, _STRIDE - 1 :: _STRIDE] for run in self._runs]
-        sample = sort_rows(np.concatenate(marks, axis=1))
-        if not sample.shape[1]:
-            return (1 << 63) - 1, 0, 0
-        index = min(want // _STRIDE, sample.shape[1]) - 1
-        due, ledger, entry = key_at(sample, index)
-        return due, ledger, entry + 1
+        if sum(run.shape[1] for run in self._runs) > want + want // 2:
+            marks = [run[:, _STRIDE - 1 :: _STRIDE] for run in self._runs]
+            sample = sort_rows(np.concatenate(marks, axis=1))
+            if sample.shape[1]:
+                index = min(want // _STRIDE, sample.shape[1]) - 1
+                due, ledger, entry = key_at(sample, index)
+                return due, ledger, entry + 1
+        return (1 << 63) - 1, 0, 0
 
     def _merge_small_runs(self) -> None:
         # The smaller half only: a large run would be copied again and again.
@@ -386,7 +381,7 @@ class TimeBucketTracker:
         """Return the lowest tracked (ledger, entry), or None; O(chunks)."""
         self._flush()
         lows = [self._store.first_position(), *map(first_position, self._near.parts())]
-        return min((low for low in lows if low is not None), default=None)
+        return min(filter(None, lows), default=None)
 
     def counts(self, edges_ms: npt.ArrayLike) -> Int64s:
         """Count the pending messages between given times.

@@ -41,21 +41,18 @@ class Range(NamedTuple):
         return self.from_ms <= run.min_due and run.max_due < self.before_ms
 
     def cut(self, part: Columns) -> Columns:
-        """Return the rows that are due in the range, of rows in due order."""
+        """Return the rows in the range, of rows in due order."""
         first, last = self.bounds(part.rows[DUE])
-        return Columns(part.rows[:, first:last], part.attribute[first:last])
+        rows, attribute = part.rows[:, first:last], part.attribute[first:last]
+        if self.least == -np.inf and self.most == np.inf:
+            return Columns(rows, attribute)
+        index = np.flatnonzero((attribute >= self.least) & (attribute <= self.most))
+        return Columns(np.take(rows, index, axis=1), attribute.take(index))
 
     def bounds(self, due: Int64s) -> tuple[int, int]:
         """Return the indices [first, last) of the rows due in the range, of sorted due times."""
         first, last = due.searchsorted([self.from_ms, self.before_ms]).tolist()
         return first, max(first, last)
-
-    def select(self, attribute: Floats) -> Int64s | None:
-        """Return the indices of the attributes in the range; None for all."""
-        if self.least == -np.inf and self.most == np.inf:
-            return None
-        index: Int64s = np.flatnonzero((attribute >= self.least) & (attribute <= self.most))
-        return index
 
 
 T = TypeVar("T")
@@ -129,9 +126,6 @@ class FrozenRows:
         if before_ms is not None:
             wanted = wanted._replace(before_ms=min(before_ms, wanted.before_ms))
         rows, attribute = self._collected(wanted)
-        index = wanted.select(attribute)
-        if index is not None:
-            rows, attribute = np.take(rows, index, axis=1), attribute.take(index)
         order = argsort_columns(*rows)
         if order is not None:
             rows, attribute = np.take(rows, order, axis=1), attribute.take(order)
@@ -139,9 +133,7 @@ class FrozenRows:
 
     def attributes(self) -> Floats:
         """Return the attributes of the rows in any order; errors as for `table`."""
-        found = self._collected(self.wanted).attribute
-        index = self.wanted.select(found)
-        return found if index is None else found.take(index)
+        return self._collected(self.wanted).attribute
 
     def counts(self, edges_ms: Int64s) -> Int64s:
         """Return the number of rows due before each edge; errors as for `table`."""
@@ -177,7 +169,7 @@ class FrozenRows:
         return [run for run in runs if self.wanted.touches(run)]
 
     def _collected(self, wanted: Range) -> Columns:
-        """Return the rows that are due in the range, whatever their attributes."""
+        """Return the rows in a range, in any order."""
 
         def read(file: SegmentFile, run: Run, taken: int) -> Columns:
             whole = file.read_slice(run, taken, run.rows) if taken else file.read_columns(run)
