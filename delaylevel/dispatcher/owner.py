@@ -43,11 +43,8 @@ from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import Position
 from delaylevel.mover import hop
 from delaylevel.structures.id_columns import RecentTimes
-from delaylevel.structures.segments.pending import (
-    DamagedSegmentError,
-    PendingSegments,
-    SpillError,
-)
+from delaylevel.structures.segments.file import DamagedSegmentError, SpillError
+from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.topics.registry import keep_dead_letters
 
 from .assignment import window_sources
@@ -380,7 +377,7 @@ class PartitionOwner:
                 (delay_queue.pending.next_due_ms, self._publisher.first_waiting_ms)
             ),
             memory_bytes=delay_queue.memory_bytes,
-            disk_bytes=delay_queue.pending.segments.disk_bytes + waiting.disk_bytes,
+            disk_bytes=delay_queue.pending.segments.spilled.size_bytes + waiting.disk_bytes,
         )
 
     def _write_watermark(self) -> None:

@@ -130,7 +130,7 @@ class WaitingQueues:
     @property
     def disk_bytes(self) -> int:
         """Total size of the spill files."""
-        return sum(each.segments.disk_bytes for each in self.overflows)
+        return sum(each.segments.spilled.size_bytes for each in self.overflows)
 
     def first_due_ms(self, target: TargetKey) -> int | None:
         """Return the due time of a target's first message, ms since the epoch."""

@@ -45,7 +45,7 @@ from delaylevel.model.level_topic import ALL, Expired, FinalWindow
 from delaylevel.model.outcome import Outcome
 from delaylevel.model.position import EARLIEST, Position, SourcePartition
 from delaylevel.model.topic_name import TopicName
-from delaylevel.structures.segments.pending import SpillWriteError
+from delaylevel.structures.segments.file import SpillWriteError
 from support.fakes import FakeAdmin, FakeMessageId, describe
 
 T0 = 1_800_000_000_000

@@ -29,7 +29,7 @@ from delaylevel.dispatcher.record import Batch, WindowMessage
 from delaylevel.model.clock import earliest
 from delaylevel.model.level_topic import Spread
 from delaylevel.structures.rows import Int64s
-from delaylevel.structures.segments.pending import SpillError
+from delaylevel.structures.segments.file import SpillError
 
 from .in_flight import InFlightBatch, InFlightBatches, PoolItem, is_below_limits
 from .targets import TargetPartitions, by_target

@@ -45,10 +45,6 @@ class SpillWriteError(SpillError):
 class DamagedSegmentError(DelayLevelError):
     """A spill file that cannot be read back; its messages must be read from the topic again."""
 
-    def __init__(self, message: str, *, path: Path) -> None:
-        super().__init__(message)
-        self.path = path
-
 
 def is_full(error: OSError) -> bool:
     """Return whether the disk, or the user's quota on it, is full; other errors are faults."""
@@ -234,19 +230,17 @@ class SegmentFile:
         try:
             size = self.path.stat().st_size
         except FileNotFoundError as error:
-            raise self._changed(error) from error
+            raise self._damaged(reason_of(error)) from error
         if size < self.size or (size > self.size and not self._incomplete):
-            raise self._changed(f"it has {size} bytes, but {self.size} were written")
+            raise self._damaged(f"it has {size} bytes, but {self.size} were written")
 
     def acquire(self) -> None:
         """Open the file for reading, counting users; it stays readable even if deleted."""
         if not self._users:
             try:
                 self._handle = os.open(self.path, os.O_RDONLY)
-            except FileNotFoundError as error:
-                raise self._changed(error) from error
             except OSError as error:
-                raise self._unreadable(error) from error
+                raise self._damaged(reason_of(error)) from error
         self._users += 1
 
     def release(self) -> None:
@@ -300,16 +294,10 @@ class SegmentFile:
         body = self._read(offsets[-1] - base, run.payload_at + base)
         return [body[first - base : last - base] for first, last in pairwise(offsets)]
 
-    def _changed(self, reason: object) -> DamagedSegmentError:
-        return self._damaged(f"was changed by another program: {reason}")
-
-    def _unreadable(self, error: OSError) -> DamagedSegmentError:
-        return self._damaged(f"cannot be read ({reason_of(error)}): check its disk")
-
-    def _damaged(self, how: str) -> DamagedSegmentError:
+    def _damaged(self, reason: str) -> DamagedSegmentError:
         return DamagedSegmentError(
-            f"the spill file {self.path} {how}; restart and read the topic from its low watermark",
-            path=self.path,
+            f"the spill file {self.path} cannot be read back ({reason}): check its disk, and that "
+            "no other program changes it; read the topic from its low watermark again"
         )
 
     def _read(self, size: int, at: int) -> bytes:
@@ -318,8 +306,8 @@ class SegmentFile:
             try:
                 more = os.pread(self._handle, size - len(data), at + len(data))
             except OSError as error:
-                raise self._unreadable(error) from error
+                raise self._damaged(reason_of(error)) from error
             if not more:
-                raise self._changed(f"it has {at + len(data)} bytes, but {self.size} were written")
+                raise self._damaged(f"it has {at + len(data)} bytes, but {self.size} were written")
             data = data + more if data else more
         return data

@@ -28,11 +28,9 @@ from delaylevel.structures.tracker import TimeBucketTracker, present_ms
 from .cursors import ROW_BYTES, Cursor, FileCursor, MemoryRuns, PayloadRows, take_lowest
 from .file import (
     Columns,
-    DamagedSegmentError,
     Floats,
     Run,
     SegmentFile,
-    SpillError,
     SpillWriteError,
     append_to,
     is_full,
@@ -42,13 +40,6 @@ from .file import (
     reason_of,
 )
 from .frozen import FrozenRows
-
-__all__ = [
-    "DamagedSegmentError",
-    "PendingSegments",
-    "SpillError",
-    "SpillWriteError",
-]
 
 _SUFFIX = ".arrows"
 #: Limits of one run: rows, and the bounds of its payload size, which depends on the budget.
@@ -283,7 +274,7 @@ class PendingSegments:
         self.budget_bytes = budget_bytes if directory is not None else _LIMIT
         self._clock = clock
         self.tracker = TimeBucketTracker(1, clock)
-        self._spilled = SpillDirectory(self.directory, bucket_ms, opener, budget_bytes, writing)
+        self.spilled = SpillDirectory(self.directory, bucket_ms, opener, budget_bytes, writing)
         self._memory = MemoryRuns()
         self._cursors: list[FileCursor] = []  # the open runs
         # The next rows. All rows below the edge are in the slice, all others elsewhere.
@@ -309,11 +300,6 @@ class PendingSegments:
         """Memory in use, as counted by this class."""
         read_ahead = sum(cursor.memory_bytes for cursor in self._cursors)
         return self._memory.memory_bytes + self._slice.memory_bytes + read_ahead
-
-    @property
-    def disk_bytes(self) -> int:
-        """Total size of the spill files."""
-        return self._spilled.size_bytes
 
     def append(
         self,
@@ -377,7 +363,7 @@ class PendingSegments:
     def freeze(self, rows: FrozenRows) -> None:
         """Add the rows as they are now, for another thread."""
         parts = [Columns(run.rows, run.attribute) for run in self._memory.runs]
-        files = self._spilled.files_between(rows.wanted.from_ms, rows.wanted.before_ms)
+        files = self.spilled.files_between(rows.wanted.from_ms, rows.wanted.before_ms)
         rows.add(parts, self._slice.frozen(), self._cursors, files)
 
     def close(self) -> None:
@@ -386,7 +372,7 @@ class PendingSegments:
             cursor.file.release()
         self._cursors = []
         self._ahead_bytes = 0
-        self._spilled.delete()
+        self.spilled.delete()
         self._memory.clear()
         self._slice.clear()
         self.tracker.clear()
@@ -421,12 +407,12 @@ class PendingSegments:
         horizon = now + _LOOKAHEAD_MS
         end: Key = (horizon + 1, -1, -1)
         opened = 1
-        while (start := self._spilled.first_key(horizon)) is not None:
+        while (start := self.spilled.first_key(horizon)) is not None:
             if sum(cursor.find(start) for cursor in self._sources()) >= self._slice_rows():
                 end = start  # enough rows come before this run, which stays closed
                 break
             # Those of a slow target follow each other. In the others, due times are mixed.
-            self._cursors += self._spilled.open(opened, horizon)
+            self._cursors += self.spilled.open(opened, horizon)
             opened *= 2
         self._edge, parts = take_lowest(self._sources(), self._slice_rows(), end)
         self._memory.drop_empty()
@@ -466,7 +452,7 @@ class PendingSegments:
         keep = min(self.budget_bytes // 8 // mean, memory.count)
         done = keep
         try:
-            done, error = self._spilled.write(memory, keep)
+            done, error = self.spilled.write(memory, keep)
             if error is not None or done > keep:  # without a write, the disk may still be full
                 self._error = error
         finally:

@@ -29,7 +29,8 @@ from delaylevel.errors import (
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import ALL, SUBSCRIPTION, FinalWindow, Pauses
 from delaylevel.model.topic_name import TopicName
-from delaylevel.structures.segments.pending import PendingSegments, SpillError
+from delaylevel.structures.segments.file import SpillError
+from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics.roster import DescriptionCache
 from support.fakes import SmallDisk, describe

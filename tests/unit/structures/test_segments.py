@@ -171,7 +171,7 @@ def test_nan_attributes_are_only_in_the_infinite_range(tmp_path: Path) -> None:
     for part in np.split(index, 12):
         rows = np.array([T0 + 1 + part * 10, part * 0, part])
         store.append(rows, [bytes(400)] * part.size, values[part])
-    assert store.disk_bytes > 0
+    assert store.spilled.size_bytes > 0
     assert between(store, T0, T0 + 100_000)["entry_id"].to_pylist() == index.tolist()
     numbers = between(store, T0, T0 + 100_000, 0)["entry_id"].to_pylist()
     assert numbers == [x for x in index.tolist() if x % 10]
@@ -203,7 +203,7 @@ for step in range(200):
     while store.read_due(max_rows=500)[1]:
         pass
     most = max(most, resident() - before)
-assert store.disk_bytes > 32 << 20
+assert store.spilled.size_bytes > 32 << 20
 frozen = FrozenRows(Range(now[0], now[0] + 100_000))
 store.freeze(frozen)
 assert frozen.table().num_rows == len(store)
@@ -248,7 +248,7 @@ def test_many_times_the_budget_is_read_in_order_with_little_memory(
     for first in range(0, dues.size, 500):
         rows += add(store, T0 + 1 + dues[first : first + 500], first, size)
         assert drain(store, T0) == []  # reads ahead
-    assert store.disk_bytes > store.budget_bytes
+    assert store.spilled.size_bytes > store.budget_bytes
     out: list[Row] = []
     for now_ms in range(T0, T0 + 610_000, 10_000):
         out += drain(store, now_ms, 700)
