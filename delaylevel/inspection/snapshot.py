@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, pairwise
-from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from delaylevel.cluster.port import TopicAdmin
@@ -142,8 +141,6 @@ class PartitionRule:
 
 # -- the final window
 
-# Threads that import the same module at once see it half-initialized if the import fails.
-_IMPORTING = Lock()
 #: Number of messages above which reading the topic is no slower than asking dispatchers.
 _MOST_MESSAGES = 100_000
 #: Number of ranges in which the messages of a partition are read; between them, others are skipped.
@@ -203,9 +200,11 @@ def _tracker_window(
     # Whatever their due times: `levels drain` puts messages there long before.
     found = WindowContents()
 
+    # Not in its threads: they would see a module half-initialized whose import fails.
+    with from_extra("window", "the window's journal cannot be read without"):
+        from .released import released_by_journal
+
     def read_journal(index: int) -> JournalView:
-        with _IMPORTING, from_extra("window", "the window's journal cannot be read without"):
-            from .released import released_by_journal
         return released_by_journal(client, admin, description.journal_topic.partition(index))
 
     def read_range(index: int) -> list[PendingRange]:

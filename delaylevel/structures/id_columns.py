@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from delaylevel.errors import InvalidInputError
-
 from .deduplicator import Deduplicator
 from .id_set import RemovableIds
 from .rows import Int64s, small_index
@@ -52,19 +50,14 @@ class IdColumns(NamedTuple):
         """Return the IDs of records, which begin with key and number: all, or those at indices."""
         if index is not None and index.size < len(records):
             records = [records[each] for each in index.tolist()]
-        try:
-            keys = [record[0] for record in records]
-            numbers = np.array([record[1] for record in records], dtype=np.int64)
-            # The usual case, a batch of one target: counting is faster than a dictionary.
-            if keys and keys.count(keys[0]) == len(keys):
-                return cls((keys[0],), np.zeros(len(keys), dtype=np.uint16), numbers)
-            lookup: dict[str, int] = {}
-            key_index = [lookup.setdefault(key, len(lookup)) for key in keys]
-            return cls(tuple(lookup), small_index(np.array(key_index, dtype=np.int64)), numbers)
-        except (IndexError, TypeError, ValueError, OverflowError) as error:
-            raise InvalidInputError(
-                f"a record must begin with (id_key: str, id: int below 2**63): {error}"
-            ) from None
+        keys = [record[0] for record in records]
+        numbers = np.array([record[1] for record in records], dtype=np.int64)
+        # The usual case, a batch of one target: counting is faster than a dictionary.
+        if keys and keys.count(keys[0]) == len(keys):
+            return cls((keys[0],), np.zeros(len(keys), dtype=np.uint16), numbers)
+        lookup: dict[str, int] = {}
+        key_index = [lookup.setdefault(key, len(lookup)) for key in keys]
+        return cls(tuple(lookup), small_index(np.array(key_index, dtype=np.int64)), numbers)
 
     @classmethod
     def join(cls, parts: Sequence[IdColumns]) -> IdColumns:
