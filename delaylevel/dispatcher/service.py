@@ -397,7 +397,7 @@ class Dispatcher:
         try:
             # Other dispatchers see the folder under its name only when it is locked.
             folder = self._directory.with_name(f"new-{self._directory.name}")
-            make_spill_folder(folder, shared=self._settings.directory)
+            make_spill_folder(folder)
             with suppress(OSError):  # no room for the folder, or a file system without locks
                 self._opened.enter_context(locked(folder))
             with suppress(OSError):

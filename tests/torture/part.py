@@ -46,6 +46,7 @@ def write_clock(folder: Path, offset_ms: int) -> None:
 def small_disk() -> None:
     """Give window partitions little memory, and a disk that can be full."""
     from delaylevel.dispatcher import owner
+    from delaylevel.structures.segments import file
     from delaylevel.structures.segments.pending import PendingSegments
     from support.fakes import SmallDisk
 
@@ -53,10 +54,10 @@ def small_disk() -> None:
         return SmallDisk(0 if DISK_FULL.exists() else 1 << 60)(path)
 
     def small(directory: Path | None, **options: Any) -> PendingSegments:
-        options |= {"budget_bytes": _MEMORY_BYTES, "opener": opened}
-        return PendingSegments(directory, **options)
+        return PendingSegments(directory, **{**options, "budget_bytes": _MEMORY_BYTES})
 
     owner.PendingSegments = small  # type: ignore[assignment, misc]
+    file.append_to = opened
 
 
 def main(name: str, role: str, *rest: str) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,11 +56,9 @@ def reason_of(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def make_spill_folder(path: Path, shared: Path | None = None) -> None:
-    """Create a folder that only this user can enter, and missing parents; others may use one."""
+def make_spill_folder(path: Path) -> None:
+    """Create a folder that only this user can enter, and missing parents."""
     try:
-        if shared is not None:
-            shared.mkdir(parents=True, exist_ok=True)
         make_private_folder(path)
     except OSError as error:
         if not is_full(error):  # the folder is created when the first file is written
@@ -72,12 +70,10 @@ def make_spill_folder(path: Path, shared: Path | None = None) -> None:
 
 
 def make_private_folder(path: Path) -> None:
-    """Create a folder, and missing parents, with mode 0700; tighten one that exists."""
-    missing = list(takewhile(lambda each: not each.is_dir(), (path, *path.parents)))
-    for each in reversed(missing):
-        each.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+    """Create a folder with mode 0700, and missing parents; tighten one that exists."""
+    path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     found = path.stat()
-    if not missing and found.st_uid == os.geteuid() and found.st_mode & 0o077:
+    if found.st_uid == os.geteuid() and found.st_mode & 0o077:
         with contextlib.suppress(PermissionError):  # some mounts have fixed permissions
             path.chmod(_FOLDER_MODE)
 
@@ -150,11 +146,10 @@ def payload_sizes(payloads: Sequence[bytes]) -> Int64s:
 class SegmentFile:
     """Append-only file of runs; a failed write leaves earlier runs intact."""
 
-    def __init__(self, path: Path, opener: Callable[[Path], Any]) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.runs: list[Run] = []
         self.size = 0
-        self._opener = opener
         self._handle = -1
         self._users = 0
         # True if bytes of a failed write, or of an earlier file, may follow the last run.
@@ -211,7 +206,7 @@ class SegmentFile:
         if self.size:
             self._check_size()
         incomplete, self._incomplete = self._incomplete, True
-        with self._opener(self.path) as file:
+        with append_to(self.path) as file:
             if incomplete:
                 file.truncate(self.size)
             try:
@@ -251,7 +246,7 @@ class SegmentFile:
 
     def duplicate(self) -> SegmentFile:
         """Return another open reader of this open file, for another thread, which releases it."""
-        other = SegmentFile(self.path, self._opener)
+        other = SegmentFile(self.path)
         other.size, other._handle, other._users = self.size, os.dup(self._handle), 1
         return other
 
@@ -259,7 +254,7 @@ class SegmentFile:
     @contextmanager
     def reading(cls, path: Path) -> Iterator[SegmentFile]:
         """Open a file that another thread may write, or delete once its runs are used up."""
-        file = cls(path, open)
+        file = cls(path)
         file._handle, file._users = os.open(path, os.O_RDONLY), 1
         try:
             yield file

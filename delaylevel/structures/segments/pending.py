@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from .file import (
     Run,
     SegmentFile,
     SpillWriteError,
-    append_to,
     is_full,
     make_private_folder,
     make_spill_folder,
@@ -137,7 +136,6 @@ class SpillDirectory:
         self,
         path: Path | None,
         bucket_ms: int,
-        opener: Callable[[Path], Any],
         budget_bytes: int,
         writing: Callable[[], AbstractContextManager[None]],
     ) -> None:
@@ -146,7 +144,6 @@ class SpillDirectory:
         # A write needs a thirtieth of the budget for a moment.
         self._run_bytes = max(_RUN_BYTES[0], min(budget_bytes // 64, _RUN_BYTES[1]))
         self._bucket_ms = bucket_ms
-        self._opener = opener
         self._writing = writing
         self._files: dict[int, SegmentFile] = {}
         self._serial = 0
@@ -186,7 +183,7 @@ class SpillDirectory:
                 make_private_folder(self._path)
             self._serial += 1
             path = self._path / f"due-{low}-{self._serial}{_SUFFIX}"
-            file = SegmentFile(path, self._opener)
+            file = SegmentFile(path)
         try:
             file.append(part.rows, part.attribute, part.payloads, self._writing())
         finally:
@@ -264,7 +261,6 @@ class PendingSegments:
         budget_bytes: int = 256 << 20,
         bucket_ms: int = 65_536,
         clock: Callable[[], int] = present_ms,
-        opener: Callable[[Path], Any] = append_to,
         writing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Delete the spill files in a directory, and use it; without one, ignore the budget."""
@@ -274,7 +270,7 @@ class PendingSegments:
         self.budget_bytes = budget_bytes if directory is not None else _LIMIT
         self._clock = clock
         self.tracker = TimeBucketTracker(1, clock)
-        self.spilled = SpillDirectory(self.directory, bucket_ms, opener, budget_bytes, writing)
+        self.spilled = SpillDirectory(self.directory, bucket_ms, budget_bytes, writing)
         self._memory = MemoryRuns()
         self._cursors: list[FileCursor] = []  # the open runs
         # The next rows. All rows below the edge are in the slice, all others elsewhere.

@@ -29,6 +29,7 @@ from delaylevel.errors import (
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import ALL, SUBSCRIPTION, FinalWindow, Pauses
 from delaylevel.model.topic_name import TopicName
+from delaylevel.structures.segments import file as spill_file
 from delaylevel.structures.segments.file import SpillError
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import MemoryPulsar
@@ -346,7 +347,7 @@ def test_a_full_disk_loses_nothing(
     class Measured(PendingSegments):
         def __init__(self, _: Path | None, **options: Any) -> None:
             path = Path(tempfile.mkdtemp(dir=tmp_path))
-            super().__init__(path, **{**options, "budget_bytes": BUDGET, "opener": disk})
+            super().__init__(path, **{**options, "budget_bytes": BUDGET})
 
         def append(self, *args: Any, **options: Any) -> None:
             nonlocal most
@@ -359,6 +360,7 @@ def test_a_full_disk_loses_nothing(
 
     change = SharedOwnerStats.set
     monkeypatch.setattr(owner, "PendingSegments", Measured)
+    monkeypatch.setattr(spill_file, "append_to", disk)
     monkeypatch.setattr(SharedOwnerStats, "set", note)
     with MemoryPulsar() as memory:
         producer = memory.client().create_producer(

@@ -80,9 +80,12 @@ class Fixture:
         *((each, "disk error") for each in (errno.EIO, errno.EACCES, errno.EROFS, errno.EMFILE)),
     ],
 )
-def test_errors_are_reported_as_what_they_are(tmp_path: Path, error: int, state: str) -> None:
+def test_errors_are_reported_as_what_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, state: str
+) -> None:
     small = SmallDisk(300_000, error)
-    fix = Fixture(tmp_path, opener=small)
+    monkeypatch.setattr(spill_file, "append_to", small)
+    fix = Fixture(tmp_path)
     refused = fix.add_until_refused()
     assert ("free some space" in str(refused)) == (state == "disk full")
     assert refused.reason == os.strerror(error)
@@ -95,9 +98,12 @@ def test_errors_are_reported_as_what_they_are(tmp_path: Path, error: int, state:
     fix.assert_complete()
 
 
-def test_a_refusal_ends_when_the_disk_takes_what_is_over_the_budget(tmp_path: Path) -> None:
+def test_a_refusal_ends_when_the_disk_takes_what_is_over_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = SmallDisk(0)
-    fix = Fixture(tmp_path, opener=small)
+    monkeypatch.setattr(spill_file, "append_to", small)
+    fix = Fixture(tmp_path)
     fix.add_until_refused()
     assert fix.store.refusal() is None  # the budget is not exceeded
     fix.add(5_000, force=True)
@@ -111,10 +117,11 @@ def test_a_refusal_ends_when_the_disk_takes_what_is_over_the_budget(tmp_path: Pa
 
 @pytest.mark.parametrize("later_ms", [1_000, -3_600_000])
 def test_attempts_on_a_full_disk_leave_no_files_and_go_on_if_the_clock_is_set_back(
-    tmp_path: Path, later_ms: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later_ms: int
 ) -> None:
     path, small = tmp_path / "spill", SmallDisk(0)
-    fix = Fixture(path, opener=small)
+    monkeypatch.setattr(spill_file, "append_to", small)
+    fix = Fixture(path)
     fix.add_until_refused()
     for _ in range(20):
         fix.now_ms += 1_000
@@ -143,9 +150,12 @@ class TornDisk(SmallDisk):
         return file
 
 
-def test_a_write_that_cannot_be_undone_does_not_damage_the_file(tmp_path: Path) -> None:
+def test_a_write_that_cannot_be_undone_does_not_damage_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torn = TornDisk(1_000_000)
-    fix = Fixture(tmp_path, bucket_ms=1 << 40, opener=torn).on_disk()
+    monkeypatch.setattr(spill_file, "append_to", torn)
+    fix = Fixture(tmp_path, bucket_ms=1 << 40).on_disk()
     torn.free, torn.broken = 20_000, True
     fix.add_until("disk error")
     sizes = sum(path.stat().st_size for path in tmp_path.iterdir())
@@ -211,8 +221,11 @@ def test_a_file_that_cannot_be_read_is_reported_as_such(
         fix.store.read_due(T0 + 1_000_000, 10_000)
 
 
-def test_a_row_that_exceeds_the_budget_comes_through_a_full_disk(tmp_path: Path) -> None:
-    fix = Fixture(tmp_path, opener=SmallDisk(0))
+def test_a_row_that_exceeds_the_budget_comes_through_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill_file, "append_to", SmallDisk(0))
+    fix = Fixture(tmp_path)
     fix.add_until_refused()
     big = bytes(3 << 20)
     with pytest.raises(SpillWriteError):
@@ -237,10 +250,10 @@ def test_only_the_owner_can_read_folders_and_files(tmp_path: Path, umask: int) -
     before = os.umask(umask)
     try:
         fix = Fixture(own).on_disk(1)
-        spill_file.make_spill_folder(shared / "process", shared=shared)
+        spill_file.make_spill_folder(shared / "process")
     finally:
         os.umask(before)
-    assert {mode(each) for each in (own.parent, own, shared / "process")} == {0o700}
+    assert {mode(each) for each in (own, shared / "process")} == {0o700}
     assert {mode(each) for each in own.iterdir()} == {0o600}
     assert mode(shared) == 0o777 & ~umask, "as usual"
     fix.assert_complete()
@@ -285,7 +298,7 @@ def test_a_directory_that_does_not_fit_on_the_disk_is_created_later(
     """A takeover with a full disk starts with what fits into memory."""
     with monkeypatch.context() as full:
         full.setattr(Path, "mkdir", refuse(errno.ENOSPC))
-        spill_file.make_spill_folder(tmp_path / "process", shared=tmp_path / "shared")
+        spill_file.make_spill_folder(tmp_path / "shared" / "process")
         fix = Fixture(tmp_path / "spill")
         assert isinstance(fix.add_until_refused(), SpillWriteError)
     fix.now_ms += 1000
