@@ -22,7 +22,7 @@ from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange
 from .horizon import Distribution, Horizon, build, by_part, edges, leading_window
 from .live import LiveDispatchers
 from .sampling import sample
-from .selection import CHUNK, Selection, Tell, in_turn, read_in_parallel, without_cancelled
+from .selection import CHUNK, Selection, Tell, read_in_parallel, without_cancelled
 from .snapshot import PendingSnapshot, observe, own_topic, take_snapshot
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Inspector:
         slack_ms: the longest outage or clock difference that a search by due time allows for, in
             ms; see :mod:`delaylevel.topics.scan`.
         clock: the clock; by default that of this machine.
-        tell: called with the number of messages that were read since the last call.
+        tell: called in several threads, with the number of messages that were read meanwhile.
         live: True to ask running dispatchers about the window; the result is the same.
         live_token: the token of their live queries; by default ``DELAYLEVEL_LIVE_TOKEN``.
 
@@ -81,7 +81,7 @@ class Inspector:
         self._client = client
         self.admin = admin
         self._clock = clock or SystemClock()
-        self._tell = in_turn(tell)
+        self._tell = tell or (lambda _: None)
         self._snapshot = partial(
             take_snapshot, client, admin, self.description, target=self.target, slack_ms=slack_ms
         )
@@ -311,7 +311,7 @@ class AsyncInspector:
             client: a ``delaylevel.asyncio.DelayLevelClient`` with admin access.
             topic: a business topic, its level topic, or any member topic.
             options: ``target``, ``slack_ms`` and so on, as for the synchronous one; ``admin``, if
-                the client has none. ``tell`` is called in other threads.
+                the client has none.
         """
         admin = options.pop("admin", None) or client.admin
         if admin is None:

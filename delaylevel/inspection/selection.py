@@ -54,18 +54,6 @@ CHUNK = 2000
 Tell = Callable[[int], None]
 
 
-def in_turn(tell: Tell | None) -> Tell:
-    """Return a function that takes numbers from several threads, and passes on one at a time."""
-    lock = threading.Lock()
-
-    def passed_on(messages: int) -> None:
-        if tell is not None:
-            with lock:
-                tell(messages)
-
-    return passed_on
-
-
 def read_in_parallel(
     items: Sequence[S], read: Callable[[S], Iterable[T]]
 ) -> Generator[T, None, None]:
