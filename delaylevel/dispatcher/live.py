@@ -267,14 +267,12 @@ def answer(
     raise QueryRefusedError("the spill files change too fast: ask again", 503)
 
 
-def _leading(views: Sequence[QueueView], limit: int) -> tuple[int | None, int | None]:
+def _leading(views: Sequence[QueueView], limit: int) -> tuple[int, int | None]:
     """Return the number of messages, and a time before which at least ``limit`` of them are due.
 
     Nearly all of it is known without reading the rows, so that the first ones of many do not need
-    all others. The time is None if there are few others; then the number may be None, too.
+    all others. The time is None if there are few others.
     """
-    if sum(view.most_rows for view in views) <= 2 * limit:
-        return None, None
     spans = [span for view in views if (span := view.span) is not None]
     if not spans:
         return 0, None

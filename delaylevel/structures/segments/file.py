@@ -106,7 +106,7 @@ class Columns(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Location of a batch in its file, and the ranges of its values."""
+    """Location of a batch in its file, and its first and last key."""
 
     columns_at: int
     stride: int  # from one column to the next, in bytes
@@ -116,8 +116,6 @@ class Run(NamedTuple):
     rows: int
     first_key: Key
     last_key: Key
-    min_attribute: float
-    max_attribute: float
 
     @property
     def min_due(self) -> int:
@@ -184,9 +182,6 @@ class SegmentFile:
         with writing:
             self._write((head, message))
         self.size = at + message.size
-        least, most = float(attribute.min()), float(attribute.max())
-        if np.isnan(least):  # it hides the other numbers: no range may leave this run out
-            least, most = -np.inf, np.inf
         run = Run(
             at + starts[0],
             starts[1] - starts[0],
@@ -196,8 +191,6 @@ class SegmentFile:
             attribute.size,
             key_at(rows, 0),
             key_at(rows, -1),
-            least,
-            most,
         )
         self.runs.append(run)
 

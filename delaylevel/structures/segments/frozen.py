@@ -28,13 +28,8 @@ class Range(NamedTuple):
     most: float = np.inf
 
     def touches(self, run: Run) -> bool:
-        """Return whether the run may have a row in the range."""
-        return (
-            run.min_due < self.before_ms
-            and run.max_due >= self.from_ms
-            and run.min_attribute <= self.most
-            and run.max_attribute >= self.least
-        )
+        """Return whether the run may have a row that is due in the range."""
+        return run.min_due < self.before_ms and run.max_due >= self.from_ms
 
     def covers(self, run: Run) -> bool:
         """Return whether all due times of the run are in the range."""
@@ -104,12 +99,6 @@ class FrozenRows:
         self._duplicates = []
 
     @property
-    def most_rows(self) -> int:
-        """A number of rows that is not exceeded, without reading any file."""
-        count = sum(self.wanted.cut(part).attribute.size for part in self._parts())
-        return count + sum(run.rows for run in self._runs())
-
-    @property
     def span(self) -> tuple[int, int] | None:
         """Bounds of the due times of all rows, [first, last], ms since the epoch; None without."""
         cut = [self.wanted.cut(part).rows[DUE] for part in self._parts()]
@@ -137,8 +126,7 @@ class FrozenRows:
 
     def counts(self, edges_ms: Int64s) -> Int64s:
         """Return the number of rows due before each edge; errors as for `table`."""
-        # Whatever their attributes.
-        wanted = Range(self.wanted.from_ms, self.wanted.before_ms)
+        wanted = Range(self.wanted.from_ms, self.wanted.before_ms)  # whatever their attributes
 
         def counted(file: SegmentFile, run: Run, taken: int) -> Int64s:
             first, last = edges_ms.searchsorted([run.min_due, run.max_due], side="right")

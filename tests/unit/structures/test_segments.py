@@ -73,7 +73,6 @@ def between(
         table = frozen.table()
         found = frozen.attributes()
         assert np.array_equal(np.sort(found), np.sort(table["attribute"].to_numpy()), True)
-        assert table.num_rows <= frozen.most_rows
         if (least, most) == (-np.inf, np.inf):
             edges = np.array([start, (start + stop) // 2, stop])
             due = table["due_ms"].to_numpy()
