@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
 from delaylevel.errors import DelayLevelError, InvalidInputError
+from delaylevel.structures.positions import ENTRY_BITS, unpack
 from delaylevel.structures.rows import (
     DUE,
     ENTRY,
@@ -47,8 +47,6 @@ _RUN_BYTES = 64 << 10, 4 << 20
 
 #: Memory of a row in addition to its payload: that of `ROW_BYTES`, and its objects in the index.
 OPEN_ROW_BYTES = ROW_BYTES + 192
-# Due time, attribute and payload of each row, by its entry.
-_Entries: TypeAlias = "dict[int, tuple[int, float, bytes]]"
 
 
 class OpenRows:
@@ -61,43 +59,36 @@ class OpenRows:
 
     def clear(self) -> None:
         """Drop all rows."""
-        self._ledgers: dict[int, _Entries] = {}
-        self.count = self.payload_bytes = 0
+        # Due time, attribute and payload, by packed position.
+        self._rows: dict[int, tuple[int, float, bytes]] = {}
+        self.payload_bytes = 0
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(self._rows)
 
     @property
     def memory_bytes(self) -> int:
         """Memory in use, in bytes."""
-        return self.payload_bytes + OPEN_ROW_BYTES * self.count
+        return self.payload_bytes + OPEN_ROW_BYTES * len(self._rows)
 
     def add(self, part: PayloadRows) -> None:
         """Add rows in any order."""
-        due, ledger, entry = part.rows.tolist()
-        values = zip(due, part.attribute.tolist(), part.payloads, strict=True)
-        if ledger and ledger.count(ledger[0]) == len(ledger):  # the usual case: ledgers are long
-            self._ledgers.setdefault(ledger[0], {}).update(zip(entry, values, strict=True))
-        else:
-            for one, other, value in zip(ledger, entry, values, strict=True):
-                self._ledgers.setdefault(one, {})[other] = value
-        self.count += part.count
+        dues, numbers = part.rows[DUE].tolist(), part.attribute.tolist()
+        values = zip(dues, numbers, part.payloads, strict=True)
+        self._rows.update(zip(_places(part.rows), values, strict=True))
         self.payload_bytes += part.payload_bytes
 
     def take(self, rows: Rows) -> list[bytes] | None:
         """Remove rows, and return their payloads in this order; None if one of them is not here."""
-        ledgers, entries = rows[LEDGER].tolist(), rows[ENTRY].tolist()
         try:
-            if ledgers and ledgers.count(ledgers[0]) == len(ledgers):
-                found = list(map(self._ledgers[ledgers[0]].pop, entries))
-            else:
-                found = [
-                    self._ledgers[ledger].pop(entry)
-                    for ledger, entry in zip(ledgers, entries, strict=True)
-                ]
+            found = list(map(self._rows.pop, _places(rows)))
         except KeyError:
             return None  # some are removed by now: the caller gives up the whole structure
         payloads = [payload for _, _, payload in found]
-        self.count -= len(found)
         self.payload_bytes -= sum(map(len, payloads))
-        if not self.count:
+        if not self._rows:
             self.clear()
         return payloads
 
@@ -110,21 +101,21 @@ class OpenRows:
 
     def frozen(self) -> Callable[[], Columns]:
         """Return a function that sorts the rows as they are now, in another thread."""
-        return partial(_in_due_order, [(key, each.copy()) for key, each in self._ledgers.items()])
+        return partial(_in_due_order, self._rows.copy())
 
 
-def _in_due_order(ledgers: Sequence[tuple[int, _Entries]]) -> Columns:
+def _places(rows: Rows) -> list[int]:
+    """Return the packed positions of rows; the caller has checked that they fit."""
+    packed: list[int] = (rows[LEDGER] << ENTRY_BITS | rows[ENTRY]).tolist()
+    return packed
+
+
+def _in_due_order(found: Mapping[int, tuple[int, float, bytes]]) -> Columns:
     """Return rows by due time and position."""
-    size = sum(len(entries) for _, entries in ledgers)
-    rows, attribute = np.empty((3, size), dtype=np.int64), np.empty(size)
-    at = 0
-    for ledger, entries in ledgers:
-        part = slice(at, at + len(entries))
-        rows[0, part] = [due for due, _, _ in entries.values()]
-        rows[LEDGER, part] = ledger
-        rows[ENTRY, part] = list(entries)
-        attribute[part] = [number for _, number, _ in entries.values()]
-        at += len(entries)
+    rows = np.empty((3, len(found)), dtype=np.int64)
+    rows[DUE] = [due for due, _, _ in found.values()]
+    rows[LEDGER], rows[ENTRY] = unpack(np.fromiter(found, np.int64, len(found)))
+    attribute = np.array([number for _, number, _ in found.values()], dtype=np.float64)
     order = argsort_columns(*rows)
     return Columns(rows, attribute) if order is None else Columns(rows[:, order], attribute[order])
 
