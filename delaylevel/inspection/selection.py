@@ -50,7 +50,6 @@ _POLL_S = 0.2
 # Number of messages between two reports of progress.
 CHUNK = 2000
 
-
 Tell = Callable[[int], None]
 
 

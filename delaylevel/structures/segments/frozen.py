@@ -103,7 +103,8 @@ class FrozenRows:
         """Bounds of the due times of all rows, [first, last], ms since the epoch; None without."""
         cut = [self.wanted.cut(part).rows[DUE] for part in self._parts()]
         spans = [(int(due[0]), int(due[-1])) for due in cut if due.size]
-        spans += [(run.min_due, run.max_due) for run in self._runs()]
+        runs = [run for _, run, _ in self._open] + [run for _, some in self._files for run in some]
+        spans += [(run.min_due, run.max_due) for run in runs if self.wanted.touches(run)]
         if not spans:
             return None
         first, last = min(low for low, _ in spans), max(high for _, high in spans)
@@ -149,12 +150,6 @@ class FrozenRows:
         unsorted, self._unsorted = self._unsorted, []
         self._sorted += [function() for function in unsorted]
         return self._sorted
-
-    def _runs(self) -> list[Run]:
-        """Return the runs that may have rows in the range."""
-        runs = [run for _, run, _ in self._open]
-        runs += [run for _, some in self._files for run in some]
-        return [run for run in runs if self.wanted.touches(run)]
 
     def _collected(self, wanted: Range) -> Columns:
         """Return the rows in a range, in any order."""
