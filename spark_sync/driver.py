@@ -47,9 +47,7 @@ def make_offset(
 ) -> Offset:
     """Return the end of a batch that is planned at a time: the first position after it.
 
-    Args:
-        skipped: the start of the batch where it follows lost messages, by partition. It is stored
-            so that a replay starts at the same position.
+    ``skipped`` is its start where it follows lost messages: a replay starts there again.
     """
     found: Offset = {"now_ms": now_ms, "positions": positions, "skipped": skipped or {}}
     for name in ("positions", "skipped"):

@@ -119,11 +119,7 @@ _LAST_EVENT_S = 10.0
 
 
 class JobMovers(StreamingQueryListener):
-    """The level topics of a job, with the statistics of movers, from the events of its query.
-
-    Args:
-        on_progress: function to call with each ``StreamingQueryProgress``, in a thread of Spark.
-    """
+    """The level topics of a job, with the statistics of movers, from the events of its query."""
 
     def __init__(
         self,

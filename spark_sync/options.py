@@ -67,29 +67,17 @@ _SPARKS_OWN = ("path", "checkpointlocation", "queryname")
 
 @dataclass(frozen=True)
 class SyncOptions:
-    """Parsed options of the source.
-
-    Attributes:
-        connection: settings for :meth:`delaylevel.config.Connection.load`, never a token.
-        max_offsets_per_trigger: maximum number of messages in a batch, over all partitions.
-        fail_on_data_loss: True to end the query if messages were lost that it has not moved.
-        forward: True if the source forwards; see :mod:`delaylevel.spark_sync.forwarding`.
-        due: of a batch read, as the following: the window of due times; if it is bounded, rows
-            without a due time are left out.
-        slack_ms: tolerance of the search; see :mod:`delaylevel.topics.scan`.
-        cancellations: True to read cancellations instead of messages; their column ``due`` is null.
-        control_dir: the folder of `tell`; empty for none.
-    """
+    """Parsed options of the source."""
 
     connection: tuple[tuple[str, str], ...]
     level_topics: tuple[str, ...]
-    max_offsets_per_trigger: int | None = None
+    max_offsets_per_trigger: int | None = None  # messages in a batch, over all partitions
     fail_on_data_loss: bool = True
-    forward: bool = False
-    due: Window = ALWAYS
+    forward: bool = False  # the source forwards, and yields reports
+    due: Window = ALWAYS  # if it is bounded, rows without a due time are left out
     slack_ms: int = DEFAULT_SLACK_MS
-    cancellations: bool = False
-    control_dir: str = ""
+    cancellations: bool = False  # read them instead of messages
+    control_dir: str = ""  # the folder of `tell`
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SyncOptions:
@@ -124,16 +112,11 @@ class SyncOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Parsed options of the batch sink.
-
-    Attributes:
-        target: the business topic of rows that name none; empty for none.
-        level_topic: the level topic; None for the business topic's own.
-    """
+    """Parsed options of the batch sink."""
 
     connection: tuple[tuple[str, str], ...]
-    target: str
-    level_topic: str | None
+    target: str  # the business topic of rows that name none; empty for none
+    level_topic: str | None  # None for the business topic's own
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:

@@ -83,11 +83,7 @@ _ARGUMENTS = {
 
 
 class ScheduleWriter(DataSourceArrowWriter):
-    """Sink that schedules a message for each row.
-
-    A task ends after the broker has confirmed all its messages. If it fails, Spark may run it
-    again, and its rows are sent again: with a column ``id``, as copies with the same ID.
-    """
+    """Sink that schedules a message for each row."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_written(schema, options)
@@ -196,12 +192,10 @@ class PendingRange(InputRange):
 
 
 class PendingReader(DataSourceReader):
-    """Batch reader of pending messages, with any columns of ``SCHEMA``.
+    """Batch reader of pending messages, with any columns of ``SCHEMA``."""
 
-    The plan contains what the journals of the final window tell, so that all uses of a DataFrame
-    have the same messages, and tasks need no journal.
-    """
-
+    # The plan contains what the journals of the final window tell, so that all uses of a DataFrame
+    # have the same messages, and tasks need no journal.
     def __init__(self, options: SyncOptions, schema: StructType) -> None:
         check_schema(schema)
         self._options = options
@@ -314,12 +308,9 @@ class DelayLevelDataSource(DataSource):
 
 
 class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Streaming reader of ready messages, which it forwards itself if no steps use the rows.
+    """Streaming reader of ready messages, which it forwards itself if no steps use the rows."""
 
-    On the driver, it holds the partition locks of the level topics and acknowledges. Spark makes
-    further copies of it to plan and to read; they call only :meth:`read`.
-    """
-
+    # On the driver, it locks and acknowledges. Other copies of Spark's call only `read`.
     def __init__(self, options: SyncOptions, schema: StructType) -> None:
         if not options.forward:
             check_schema(schema)

@@ -36,11 +36,7 @@ Item = TypeVar("Item")
 
 
 class Carried(Sent[Item]):
-    """A message on its way, or at its next place.
-
-    Attributes:
-        reason: the failure, once a topic of our own did not take it; empty if it is stored.
-    """
+    """A message on its way, or at its next place."""
 
     __slots__ = ("envelope", "late_ms", "place", "reason")
 
@@ -63,7 +59,7 @@ class Carried(Sent[Item]):
         self.envelope = envelope
         self.place, self.properties, self.deliver_at_ms = placed
         self.late_ms = late_ms
-        self.reason = ""
+        self.reason = ""  # the failure, once a topic of our own did not take it
 
     def join(self, first: Sent[Item]) -> bool:
         """Let the first message of the entry stand for this one, if its host cannot tell them."""
@@ -81,10 +77,7 @@ class Carried(Sent[Item]):
 
 
 class OwnPlaces(Generic[Item]):
-    """The topics of our own, for messages that have a place there, or are set aside.
-
-    One thread uses it. ``pools`` has all producers that a message may be given to.
-    """
+    """The topics of our own, for messages that have a place there, or are set aside."""
 
     def __init__(
         self,
@@ -174,8 +167,7 @@ class OwnPlaces(Generic[Item]):
 class Carrier(OwnPlaces[Item]):
     """The way of the messages of one level topic to their next places, for one thread.
 
-    Args:
-        refusal: function that returns the host's own reason to set aside the messages of a target.
+    ``refusal`` returns the host's own reason to set aside the messages of a target.
     """
 
     def __init__(

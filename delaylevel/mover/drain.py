@@ -76,26 +76,9 @@ def drain(
 ) -> ForwardReport:
     """Hand off everything that is pending in the levels, whatever its due time, and acknowledge it.
 
-    With ``broker``, a message goes to its business topic, which holds it until it is due; with
-    ``tracker``, it goes to the window topic. Due messages are delivered. Stop the mover first, and
-    preferably the producers: some passes also drain what they park meanwhile. An interrupted drain
-    loses nothing and can be started again; then some messages arrive twice, with the same id.
-
     Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        clock: clock that decides which messages are due.
-        allow_early: True to continue although a subscription would get messages early.
-        progress: function that is called with the number of messages from time to time.
-        target_client: function that returns a new client of the same cluster, for connections to
-            the targets; None to publish with ``client``.
-
-    Returns:
-        The outcomes. Held messages are left, because their targets cannot be written.
-
-    Raises:
-        AlreadyRunningError: a mover is running.
-        LevelTopicError: a subscription ignores due times, or producers park too fast.
-        BrokerError: a message was not confirmed; it stays in its level.
+        target_client: opens the clients of targets, as for a mover; None to publish with
+            ``client``, which is not closed here.
     """
     early = early_subscriptions(admin, description)
     if early and not allow_early:

@@ -47,13 +47,8 @@ class Forwarder:
     """Publishes messages to their next place, and reports the confirmed ones; for one thread.
 
     Args:
-        refreshed: function that returns a description whose reading began after the messages were
-            stored; it is called for a target that ``description`` does not have. By default, such
-            a target is unknown.
-
-    Attributes:
-        placed: the items of stored messages that were given with one, and where these messages are.
-            Who gives items takes them from here.
+        refreshed: returns a description whose reading began after the messages were stored, for a
+            target that ``description`` does not have; by default, such a target is unknown.
     """
 
     def __init__(
@@ -85,6 +80,7 @@ class Forwarder:
             loop=HostLoop(start or self._background.start, self._now_s, self._woken.set, connected),
         )
         self._report = ForwardReport()
+        # The items of stored messages, and where these are: who gives items takes them from here.
         self.placed: list[tuple[Any, Place]] = []
         # Given since the last look at the outcomes.
         self._messages = self._bytes = 0
@@ -98,10 +94,7 @@ class Forwarder:
     ) -> int:
         """Publish messages to their next places; they are safe when :meth:`flush` has returned.
 
-        Raises:
-            BrokerError: a topic of our own did not take a message, the description cannot be read,
-                so that a target may be new or unknown, or the messages cannot be read. Acknowledge
-                none of the source messages since the last flush, and forward all of them again.
+        After a BrokerError, acknowledge none since the last flush, and forward all of them again.
         """
         count = time_ms = 0
         give = self._carrier.give

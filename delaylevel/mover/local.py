@@ -36,21 +36,13 @@ _LOOK_EVERY = 256
 class LocalMover:
     """Mover that hands off the ready messages of one level topic, pass by pass.
 
-    It also serves the new partitions of a level topic that is expanded meanwhile.
-
     Args:
-        target_client: function that returns a new client of the same cluster. Each target then has
-            a connection of its own, and a throttled one delays no other. None to publish with
-            ``client``.
-        descriptions: the copy of the description that this process has already; by default a new
-            one. Both have the same clock.
+        target_client: opens a client of the same cluster for each target, so that a throttled one
+            delays no other; None to publish with ``client``.
+        descriptions: the copy of the description that this process has already; it has ``clock``.
 
     Attributes:
-        description: the description of the level topic in use.
-        next_checks: the times from which partitions are checked again. A message that arrives
-            before is not ready sooner, unless its publish time is wrong.
-        postponed: partitions that have failed and are served after the others: see `ReadyQueue`. A
-            mover that replaces this one after a failure should get them.
+        postponed: see `ReadyQueue`; for the mover that replaces this one after a failure.
         made_progress: True if the last pass has acknowledged something.
     """
 
@@ -108,12 +100,8 @@ class LocalMover:
     ) -> ForwardReport:
         """Hand off all messages that are ready now, the earliest due first, and acknowledge them.
 
-        A pass that ends early has acknowledged what it handed off; the next one continues there.
-
-        Raises:
-            BrokerError: a message was not confirmed; it is unacknowledged, and a later pass sends
-                it again. Or the ready messages of a partition were not found; the others are handed
-                off.
+        A pass that ends early has acknowledged what it handed off. After a BrokerError, a later
+        pass sends again what was not confirmed.
         """
         now_ms = self.next_checks.start_pass()
         if self.next_checks.stepped:

@@ -50,27 +50,19 @@ _ROUNDS = 8
 
 @dataclass(frozen=True)
 class ReadyRange:
-    """The ready messages of a partition.
-
-    Attributes:
-        end: the first position that is not ready; the start if nothing is ready.
-        due_ms: the earliest due time that the first message can have; 0 if that is not asked for.
-    """
+    """The ready messages of a partition."""
 
     source: SourcePartition
-    end: Position
+    end: Position  # the first one that is not ready; the start if nothing is ready
     next_check_ms: int
-    due_ms: int = 0
+    due_ms: int = 0  # the earliest due time of the first message; 0 if that is not asked for
 
 
 class NextChecks:
-    """The next check of each partition, by its topic.
+    """The next check of each partition, by its topic."""
 
-    These times are computed from publish times, so they are times of the wall clock. When it steps,
-    all of them are discarded: a time that was computed by a clock that is ahead could be weeks too
-    late, and a clock that was set back reaches it too late.
-    """
-
+    # These times are computed from publish times, so they are times of the wall clock. When it
+    # steps, all are discarded: by a clock that is ahead, one could be weeks too late.
     def __init__(self, clock: Clock) -> None:
         self.stepped = False
         self._clock = clock
@@ -285,23 +277,15 @@ _LONGEST_POSTPONED_S = 60.0
 
 
 class ReadyQueue(dict[str, ReadyRange]):
-    """The ready ranges of a level topic by partition; it gives the most urgent one first.
+    """The ready ranges of a level topic by partition; it gives the most urgent one first."""
 
-    The order matters in a backlog. Of messages that became ready together, those of a fine level
-    are due before those of a coarse one, because its lead is shorter. A coarse partition cannot
-    starve: its due time is fixed, and those of the others grow as they are served.
-
-    The exact due times in a partition are unknown before it is read, so its first message counts
-    with the earliest due time that it can have. A mover hands off a portion of the most urgent
-    partition, and then compares again.
-
-    Attributes:
-        postponed: monotonic time in s at which a partition has failed, by topic. It is served after
-            the others, the last one that failed at the end.
-    """
-
+    # The order matters in a backlog. Of messages that became ready together, those of a fine level
+    # are due before those of a coarse one, because its lead is shorter. A coarse partition cannot
+    # starve: its due time is fixed, and those of the others grow as they are served.
     def __init__(self) -> None:
         super().__init__()
+        # The monotonic time in s at which a partition has failed. It is served after the others,
+        # the last one that failed at the end.
         self.postponed: dict[str, float] = {}
 
     def add(self, item: ReadyRange) -> None:
@@ -362,12 +346,7 @@ _WAIT_MS = 1_000
 
 
 class ReadySearch:
-    """Finds the ready messages of the partitions that a mover has locked, in any thread.
-
-    Args:
-        connected: function that returns True if the partition locks are connected: brokers serve
-            the partitions, whatever the admin interface does.
-    """
+    """Finds the ready messages of partitions, in any thread; ``connected`` if they are locked."""
 
     def __init__(
         self, client: Any, admin: TopicAdmin, connected: Callable[[], bool], subject: str

@@ -31,8 +31,8 @@ from .ready import LONGEST_PASS_S, trigger_of
 
 log = logging.getLogger(__name__)
 
-# Time between two attempts to lock a level topic of another mover. The broker takes five seconds
-# more to find that a process hangs.
+# Time between two attempts to lock a level topic of another mover. At each one, the broker looks if
+# the other's connection is alive; it takes five seconds more to find that a process hangs.
 _PROBE_S = 2.0
 # The client reconnects within this time, unless another mover has taken the partitions.
 _RECONNECT_S = 5.0
@@ -48,21 +48,15 @@ STATES = ("starting", "standby", "moving", "failing", "stopped")
 
 @dataclass(frozen=True)
 class MoverStats:
-    """Statistics of the mover of one level topic since this process serves it.
-
-    Attributes:
-        holder: name of the mover that has the lock, in the state ``standby``; else empty.
-        passes: number of passes, or batches of Spark, that ended without a failure.
-        late_ms: the largest lateness at hand-off in the last pass that handed off messages.
-    """
+    """Statistics of the mover of one level topic since this process serves it."""
 
     state: str = "starting"
-    holder: str = ""
+    holder: str = ""  # name of the mover that has the lock, in the state ``standby``
     problem: str = ""
     counts: Mapping[str, int] = field(default_factory=ForwardReport().counts)
-    passes: int = 0
+    passes: int = 0  # passes, or batches of Spark, that ended without a failure
     failures: int = 0
-    late_ms: int = 0
+    late_ms: int = 0  # the largest lateness in the last pass that handed off messages
 
     def passed(self, counts: Mapping[str, int], latest_ms: int) -> MoverStats:
         """Count a pass that ended: its messages by outcome, and the largest lateness."""
@@ -81,16 +75,7 @@ class MoverStats:
 
 
 class TopicTask:
-    """The task that serves one level topic.
-
-    It tries to lock the level topic, hands off pass by pass while it has the lock, and waits after
-    a failure. While another process has the lock, it tries again every two seconds: at each attempt
-    the broker checks whether the connection of the other one is alive, and closes it if not. A
-    suspended process therefore loses its level topics after some seconds, and a killed one at once.
-
-    Attributes:
-        stopping: to be set for the end after the current messages, also in a signal handler.
-    """
+    """The task that serves one level topic: it locks it, and hands off pass by pass."""
 
     def __init__(
         self,
@@ -104,7 +89,7 @@ class TopicTask:
         self._acquire = lock
         self._describe = describe
         self._trigger_ms = trigger_ms
-        self.stopping = threading.Event()
+        self.stopping = threading.Event()  # to be set for the end after the current messages
         self._ended = threading.Event()
         self._task = Task(self._step, f"mover {description.topic}", scheduler)
         self._mover: LocalMover | None = None
@@ -227,12 +212,8 @@ def check_movable(description: LevelTopicDescription) -> None:
 class MoverService:
     """Service that hands off the near-due messages of level topics.
 
-    Several processes may serve the same level topics. One of them moves the messages of a level
-    topic; the others are on standby, and take over if it ends, dies or hangs.
-
-    Args:
-        trigger_ms: time between two passes; by default a fifth of the shortest lead, between 0.2
-            and 5 s.
+    Of several processes with the same level topics, one moves the messages of each. The others are
+    on standby, and take over if it ends, dies or hangs. ``trigger_ms`` is the time between passes.
     """
 
     def __init__(
