@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -90,7 +90,7 @@ class TopicTask:
         self._describe = describe
         self._trigger_ms = trigger_ms
         self.stopping = threading.Event()  # to be set for the end after the current messages
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         self._task = Task(self._step, f"mover {description.topic}", scheduler)
         self._mover: LocalMover | None = None
         # Time at which the lock counts as lost, while its consumers are not connected.
@@ -103,11 +103,6 @@ class TopicTask:
     def wake(self) -> None:
         """Begin to serve, or notice the request to stop at once."""
         self._task.wake()
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end that was requested; False after a time, in s."""
-        self.wake()
-        return self._ended.wait(timeout_s)
 
     def _step(self) -> float:
         if self.stopping.is_set():
@@ -138,7 +133,7 @@ class TopicTask:
         finally:
             self._set(state="stopped", holder="")
             self._task.end()
-            self._ended.set()
+            self.ended.set()
         return NEVER
 
     def _close(self) -> None:
@@ -209,6 +204,15 @@ def check_movable(description: LevelTopicDescription) -> None:
         )
 
 
+def _end(tasks: Sequence[TopicTask]) -> None:
+    """End tasks, and wait for all of them."""
+    for task in tasks:
+        task.stopping.set()
+        task.wake()
+    for task in tasks:
+        task.ended.wait()
+
+
 class MoverService:
     """Service that hands off the near-due messages of level topics.
 
@@ -263,9 +267,7 @@ class MoverService:
 
     def remove(self, topic: str) -> None:
         """Stop serving a level topic."""
-        task = self._tasks.pop(topic)
-        task.stopping.set()
-        task.join()
+        _end([self._tasks.pop(topic)])
 
     def start(self) -> None:
         """Start to serve, in the threads of the process."""
@@ -280,12 +282,7 @@ class MoverService:
 
     def close(self) -> None:
         """End the current passes, release the locks, and wait for that."""
-        self.stop()
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.wake()
-        for task in tasks:
-            task.join()
+        _end(list(self._tasks.values()))
 
     def _served(self, topic: str) -> LevelTopicDescription:
         """Return the description of a level topic once the broker serves its source partitions."""

@@ -105,8 +105,9 @@ def serve(topic: LockedTopic) -> Iterator[Serve]:
     yield start
     for task in tasks:
         task.stopping.set()
+        task.wake()
     for task in tasks:
-        assert task.join(60)
+        assert task.ended.wait(60)
         assert task.stats.state == "stopped"
     scheduler.close()
 
@@ -132,7 +133,8 @@ def test_it_moves_and_releases_the_lock_at_the_end(topic: LockedTopic, serve: Se
     assert topic.limits == 4 * [LONGEST_PASS_S]
     assert task.stats.state == "moving"
     task.stopping.set()
-    assert task.join(60)
+    task.wake()
+    assert task.ended.wait(60)
     assert topic.movers[0].closed.is_set()
 
 
