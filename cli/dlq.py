@@ -13,7 +13,7 @@ import click
 from delaylevel.cli.views.output import emit, emit_one, finish, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.consumer.retry_topics import find_dead_letters, subscriptions_with_dead_letters
-from delaylevel.errors import InvalidInputError
+from delaylevel.errors import InvalidInputError, LevelTopicError
 from delaylevel.model.envelope import ID
 from delaylevel.model.formatting import shell
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -116,7 +116,10 @@ def show(
     The result includes its properties and payload. A payload that is not text is shown in base64.
     """
     with _connected(settings, topic, subscription) as (client, admin, described, source):
-        letter = deadletters.find(client, admin, described, id_, source)
+        letters = deadletters.dead_letters(client, admin, described, source)
+        letter = next((each for each in letters if each.position == id_), None)
+    if letter is None:
+        raise LevelTopicError(_NOT_FOUND)
     row = {**_view(letter, output), **_content(letter)}
     if output == "table":
         row["properties"] = [f"{key}={value}" for key, value in row["properties"].items()]

@@ -20,7 +20,7 @@ from delaylevel.cluster.own_producers import DeadLetterTopic
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_unacknowledged
 from delaylevel.cluster.targets.pool import TargetClients
-from delaylevel.errors import DelayLevelError, EnvelopeError, LevelTopicError, StillPendingError
+from delaylevel.errors import DelayLevelError, EnvelopeError, StillPendingError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SteadyClock, SystemClock
 from delaylevel.model.due_time import NEVER_MS
@@ -33,10 +33,8 @@ from delaylevel.model.router import Router
 from .forwarder import Forwarder
 from .hop import open_envelope
 
-#: The outcome of a letter that cannot be read or delivered now, either.
-STILL_DEAD = "still dead"
 # Outcomes by the names of counts.
-_OUTCOMES = {"window": "handed off", "due": "delivered", "dead": STILL_DEAD}
+_OUTCOMES = {"window": "handed off", "due": "delivered", "dead": "still dead"}
 # Dead letters may be large, so the client prefetches few of them.
 _PREFETCH = 100
 # Letters, and bytes, that are read before they are forwarded or deleted, in whole entries.
@@ -267,27 +265,6 @@ def discard(
         yield from _dispose(client, lock, source, read(), chosen, gone)
 
 
-def find(
-    client: Any,
-    admin: TopicAdmin,
-    description: LevelTopicDescription,
-    position: Position,
-    source: SourcePartition | None = None,
-) -> DeadLetter:
-    """Return the dead letter at a position.
-
-    Raises:
-        LevelTopicError: there is none, or not any more.
-    """
-    for letter in dead_letters(client, admin, description, source):
-        if letter.position == position:
-            return letter
-    raise LevelTopicError(
-        f"no dead letter of {owner_of(description, source)} is at {position}: `delaylevel dlq "
-        "list` shows those that are there"
-    )
-
-
 #: What became of letters, the positions of those that may be removed, and the reason to stop.
 _Acted = tuple[list[Disposed], set[Position], str]
 
@@ -310,7 +287,7 @@ def _forward(
                 try:
                     forwarder.forward(source, mended(letter), letter)
                 except EnvelopeError as error:
-                    found[letter.position] = Disposed(letter, STILL_DEAD, error.reason)
+                    found[letter.position] = Disposed(letter, _OUTCOMES["dead"], error.reason)
             forwarder.flush()
         except KeyboardInterrupt:
             outcome, reason = "unconfirmed", "interrupted"
