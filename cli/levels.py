@@ -212,7 +212,6 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
             admin,
             described,
             allow_early=allow_early,
-            progress=lambda count: note(f"{count:,} messages") if settings.verbosity else None,
             target_client=settings.open_client,
         )
     counts = report.counts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
@@ -19,6 +20,8 @@ from delaylevel.topics.targets import early_subscriptions
 
 from .local import LocalMover
 from .ready import ReadyRange, readable_end
+
+log = logging.getLogger(__name__)
 
 # A limit, because producers may never stop sending.
 _PASSES = 20
@@ -38,10 +41,9 @@ class _Drain(LocalMover):
     _kind = "drain"
     _router = _NoLevels
 
-    def __init__(self, *arguments: Any, progress: Callable[[int], None]) -> None:
+    def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.total = ForwardReport()
-        self._progress = progress
         self._held_ends: dict[str, Position] = {}
 
     def _search(self, now_ms: int, source: SourcePartition) -> ReadyRange:
@@ -61,7 +63,7 @@ class _Drain(LocalMover):
 
     def _confirm(self, total: ForwardReport) -> None:
         super()._confirm(self.total)
-        self._progress(self.total.total)
+        log.info("%s: %d messages", self.description.topic, self.total.total)
 
 
 def drain(
@@ -71,7 +73,6 @@ def drain(
     *,
     clock: Clock | None = None,
     allow_early: bool = False,
-    progress: Callable[[int], None] = lambda _: None,
     target_client: Callable[[], Any] | None = None,
 ) -> ForwardReport:
     """Hand off everything that is pending in the levels, whatever its due time, and acknowledge it.
@@ -87,8 +88,7 @@ def drain(
             "subscriptions honour the due time of a message. Nothing was drained; wait until the "
             "levels are empty, or allow it (--allow-early)"
         )
-    draining = _Drain(client, admin, description, clock, target_client, progress=progress)
-    with closing(draining) as mover:
+    with closing(_Drain(client, admin, description, clock, target_client)) as mover:
         passes = 0
         while passes < _PASSES:
             try:
