@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -64,7 +65,7 @@ from .options import (
     topics_option,
 )
 from .source import DelayLevelDataSource
-from .steps import LOCAL_SORT_ALLOWED, Steps, apply_steps, cause_of, dropped, place_of_failure
+from .steps import LOCAL_SORT_ALLOWED, Steps, apply_steps, cause_of, place_of_failure
 
 _LOG4J = Path(__file__).with_name("log4j2.properties").resolve()
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -165,10 +166,7 @@ class JobMovers(StreamingQueryListener):
             for topic, stats in self._stats.items()
         }
         if progress.numInputRows:
-            if log.isEnabledFor(logging.INFO):
-                log.info("%s", batch_line(progress, report, self._lag_ms()))
-            if left_out := dropped(progress):
-                log.info("batch %d: %d rows dropped by the steps", progress.batchId, left_out)
+            log.info("%s", batch_line(progress, report))
         if self._on_progress is not None:
             self._on_progress(progress)
 
@@ -181,41 +179,21 @@ class JobMovers(StreamingQueryListener):
         if self._run_id is not None and not self._ended.wait(_LAST_EVENT_S):
             log.warning("Spark did not report the end of the query; its last batch may be missing")
 
-    def _lag_ms(self) -> int | None:
-        """Return the waiting time of the oldest ready message, in ms; None if it is unknown."""
-        found = self.members.read_all(self.descriptions).values()
-        behind_ms = [each.behind_ms for each in found if each is not None]
-        return max(behind_ms) if len(behind_ms) == len(found) else None
 
-
-_OUTCOMES = {
-    "parked": "parked",
-    "window": "to the window",
-    "due": "due",
-    "held": "held",
-    "dead": "dead letters",
-    "dropped": "dropped",
-    "expired": "expired",
-}
-
-
-def batch_line(progress: Any, report: Report, lag_ms: int | None) -> str:
-    """Return the statistics of a batch, and the lag, in one line."""
+def batch_line(progress: Any, report: Report) -> str:
+    """Return the statistics of a batch in one line."""
     rows, duration_ms = progress.numInputRows, progress.durationMs.get("triggerExecution", 0)
-    parts = [
-        f"batch {progress.batchId}: {rows:,} rows in {format_duration(duration_ms)}",
-        f"{rows * 1000 / max(1, duration_ms):,.0f}/s",
-    ]
-    outcomes = [
-        f"{count:,} {words}"
-        for outcome, words in _OUTCOMES.items()
-        if (count := sum(counts.get(outcome, 0) for counts in report.values()))
-    ]
-    parts.append(" + ".join(outcomes) or "nothing sent on")
+    totals: Counter[str] = Counter()
+    for counts in report.values():
+        totals.update(counts)
+    del totals["latest_ms"]
     late_ms = max((counts["latest_ms"] for counts in report.values()), default=0)
-    parts.append(f"late by {format_duration(late_ms)}")
-    parts.append("lag unknown" if lag_ms is None else f"lag {format_duration(lag_ms)}")
-    return ", ".join(parts)
+    return (
+        f"batch {progress.batchId}: {rows:,} rows in {format_duration(duration_ms)}, "
+        f"{rows * 1000 / max(1, duration_ms):,.0f}/s, "
+        + "".join(f"{count:,} {outcome}, " for outcome, count in totals.items() if count)
+        + f"late by {format_duration(late_ms)}"
+    )
 
 
 def spark_session(
