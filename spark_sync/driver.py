@@ -180,27 +180,18 @@ class Driver:
             if since is None or until <= since:
                 continue
             if source is None:
-                raise LevelTopicError(self._why_unknown(topic))
+                reasons = "; ".join(f"{name}: {error}" for name, error in self._given_up.items())
+                raise LevelTopicError(
+                    f"the last batch of the checkpoint has {topic}, which is not served "
+                    f"({reasons or 'no level topic of the job has it'}). Was a level topic removed "
+                    "from the job, or created again with fewer partitions? Remove the reason and "
+                    "start the job again, or start with a new checkpoint"
+                )
             found.append(InputRange(source, since, until, now_ms))
         if not found:
             some = list(self._sources.values())[:_WARM_UP_RANGES]
             return [InputRange(source, EARLIEST, EARLIEST, now_ms) for source in some]
         return sorted(found, key=lambda item: self._due_ms.get(item.source.topic, 0))
-
-    def _why_unknown(self, topic: str) -> str:
-        """Explain that a batch which must be repeated contains a partition that is not known."""
-        if self._given_up:
-            reasons = "; ".join(f"{name}: {error}" for name, error in self._given_up.items())
-            return (
-                f"the last batch of the checkpoint contains {topic}, and cannot be repeated while "
-                f"its level topic is not served ({reasons}). Remove that reason, then start the "
-                "job again"
-            )
-        return (
-            f"the checkpoint contains {topic}, which is no longer a partition of "
-            f"{', '.join(self._options.level_topics)}: was a level topic removed from the job, or "
-            "created again with fewer partitions? Name it again, or start with a new checkpoint"
-        )
 
     def require_all(self) -> None:
         """Raise LevelTopicError if a level topic was given up: its messages were left out."""

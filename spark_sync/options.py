@@ -130,12 +130,6 @@ def _known_options(options: Mapping[str, str], names: Iterable[str]) -> dict[str
     spelling = {name.lower(): name for name in names}
     given = {name: value for name, value in options.items() if name.lower() not in _SPARKS_OWN}
     for name in given:
-        if name.lower() == "startingoffsets":
-            raise ConfigError(
-                "option startingOffsets: a query without a checkpoint starts at the first message "
-                "that is not acknowledged. Move the subscription instead (pulsar-admin topics "
-                "reset-cursor)"
-            )
         if name.lower() not in spelling:
             known = ", ".join(sorted(spelling.values()))
             raise ConfigError(f"unknown option {name!r}; there are {known}")

@@ -17,7 +17,6 @@ from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamReader,
-    DataSourceStreamWriter,
     DataSourceWriter,
     InputPartition,
     WriterCommitMessage,
@@ -286,8 +285,6 @@ class DelayLevelDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader."""
-        if self._reading.forward:
-            raise ConfigError("forwardInSource is an option of the job's own stream")
         return PendingReader(self._reading, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -302,10 +299,6 @@ class DelayLevelDataSource(DataSource):
             raise ConfigError("dueFrom and the like are options of spark.read, not of a stream")
         return DelayLevelStreamReader(self._reading, schema)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Refuse a stream's rows: only the job forwards them."""
-        raise ConfigError("rows of a stream are forwarded by SparkSyncJob(…, steps=…).run() only")
-
 
 class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Streaming reader of ready messages, which it forwards itself if no steps use the rows."""
@@ -314,8 +307,6 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def __init__(self, options: SyncOptions, schema: StructType) -> None:
         if not options.forward:
             check_schema(schema)
-        elif schema != FORWARDED_SCHEMA:
-            raise ConfigError("a source that forwards what it reads yields reports only")
         self._options = options
         self._schema = schema
         self._driver: Driver | None = None

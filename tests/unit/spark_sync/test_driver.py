@@ -72,7 +72,7 @@ def test_no_secret_of_a_connection_is_an_option() -> None:
 
 def test_the_start_of_a_query_is_that_of_the_subscription() -> None:
     given = {"levelTopics": "orders-delay-level", "startingOffsets": "earliest"}
-    with pytest.raises(ConfigError, match="reset-cursor"):
+    with pytest.raises(ConfigError, match="unknown option 'startingOffsets'"):
         SyncOptions.parse(given)
 
 
