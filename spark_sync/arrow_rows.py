@@ -45,10 +45,10 @@ ARROW_SCHEMA = schema_of(
     )
 )
 SCHEMA = from_arrow_schema(ARROW_SCHEMA)
-# The columns that are no part of a message: a user's steps may leave them out.
-DERIVED = frozenset({"id", "size", "place", "routed_at"})
-#: The columns that are needed to forward a message.
-REQUIRED = tuple(name for name in ARROW_SCHEMA.names if name not in DERIVED)
+#: The columns that are needed to forward a message: a user's steps may leave out the others.
+REQUIRED = tuple(
+    name for name in ARROW_SCHEMA.names if name not in ("id", "size", "place", "routed_at")
+)
 
 # The columns that become a message, in the order of its fields.
 _MESSAGE = tuple(name.replace("_ms", "_time") for name in ParkedMessage._fields)

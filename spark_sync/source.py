@@ -159,14 +159,13 @@ def check_written(schema: StructType, options: WriteOptions) -> None:
             also = ", or option target" if name == "target" else ""
             raise ConfigError(f"the rows lack column {name}{also}; {_described()}")
     for name, kind in kinds.items():
-        if name not in COLUMNS:
-            raise ConfigError(f"column {name} is unknown: leave it out; {_described()}")
-        if kind not in COLUMNS[name]:
-            raise ConfigError(f"column {name} is {kind}: cast it to {' or '.join(COLUMNS[name])}")
+        if kind not in COLUMNS.get(name, ()):
+            raise ConfigError(f"column {name} is {kind}: cast it, or leave it out; {_described()}")
 
 
 def _described() -> str:
-    return "columns are " + ", ".join(f"{name} ({kinds[0]})" for name, kinds in COLUMNS.items())
+    known = (f"{name} ({' or '.join(kinds)})" for name, kinds in COLUMNS.items())
+    return "columns are " + ", ".join(known)
 
 
 @dataclass

@@ -187,21 +187,15 @@ def _check_columns(result: DataFrame) -> None:
         raise StepsError(
             "the steps return a DataFrame that is not a stream: derive it from the given one"
         )
-    kinds = {field.name: field.dataType.simpleString() for field in result.schema.fields}
-    missing = [name for name in REQUIRED if name not in kinds]
-    if missing:
-        raise StepsError(
-            f"the steps lose {', '.join(missing)}: keep every column of the source under its name, "
-            "because the message consists of them. Further columns are allowed"
-        )
-    names = result.columns
-    twice = sorted({name for name in names if names.count(name) > 1 and name in REQUIRED})
-    if twice:
-        raise StepsError(f"the steps return {', '.join(twice)} twice: drop or rename the other one")
     for name in REQUIRED:
         kind = SCHEMA[name].dataType.simpleString()
-        if kinds[name] != kind:
-            raise StepsError(f"the steps make {name} a {kinds[name]}: it must stay a {kind}")
+        found = [one.dataType.simpleString() for one in result.schema.fields if one.name == name]
+        if found != [kind]:
+            raise StepsError(
+                f"the steps return {' and '.join(found) or 'nothing'} as {name}, which must be one "
+                f"{kind}: the message consists of the columns of the source, so keep each of them. "
+                "Further columns are allowed"
+            )
 
 
 def _check_plan(plan: Any) -> set[str]:

@@ -165,10 +165,12 @@ def test_the_result_of_the_steps_is_checked_before_the_first_batch(
 ) -> None:
     description = ready(["a-1"])
     wrong: dict[str, Steps] = {
-        "lose ledger, entry": lambda frame: frame.drop("ledger", "entry"),
-        "lose value": lambda frame: frame.withColumnRenamed("value", "body"),
-        "make due a string": lambda frame: frame.withColumn("due", F.col("due").cast("string")),
-        "return key twice": lambda frame: frame.select("*", F.lit("x").alias("key")),
+        "nothing as ledger": lambda frame: frame.drop("ledger", "entry"),
+        "nothing as value": lambda frame: frame.withColumnRenamed("value", "body"),
+        "return string as due, which must be one timestamp": lambda frame: frame.withColumn(
+            "due", F.col("due").cast("string")
+        ),
+        "return string and string as key": lambda frame: frame.select("*", F.lit("x").alias("key")),
         "not a stream": lambda frame: frame.sparkSession.createDataFrame([], SCHEMA),
         "return a NoneType": lambda frame: None,  # type: ignore[dict-item, return-value]
         "contain Deduplicate": lambda frame: frame.dropDuplicates(["key"]),
