@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic.alias_generators import to_camel
 
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.errors import ConfigError, DelayLevelError, LevelTopicError
+from delaylevel.errors import ConfigError, DelayLevelError
 from delaylevel.model.clock import instant_ms
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.formatting import parse_iso
@@ -83,7 +83,8 @@ class SyncOptions:
     def parse(cls, options: Mapping[str, str]) -> SyncOptions:
         """Parse the options of ``.option(…)``; names are not case-sensitive."""
         given = _known_options(options, (*_CONNECTION, *_READING, *_SELECTING, *_OF_THE_JOB))
-        topics = [part.strip() for part in given.get("levelTopics", "").split(",") if part.strip()]
+        parts = (part.strip() for part in given.get("levelTopics", "").split(","))
+        topics = [part.replace(_COMMA, ",") for part in parts if part]
         if not topics:
             raise ConfigError(
                 "option levelTopics is missing: name one level topic or several, with commas"
@@ -150,17 +151,13 @@ def connection_options(connection: Connection) -> dict[str, str]:
     return found
 
 
+# A comma within a name: the option lists names with commas.
+_COMMA = "%2C"
+
+
 def topics_option(level_topics: Iterable[str]) -> str:
     """Return the names of level topics as an option."""
-    names = list(level_topics)
-    for name in names:
-        if "," in name:
-            raise LevelTopicError(
-                f"level topic {name}: Spark cannot serve a name with a comma, because its option "
-                "levelTopics lists names with commas. `delaylevel run` moves its messages, and "
-                "`delaylevel pending` shows them"
-            )
-    return ",".join(names)
+    return ",".join(name.replace(",", _COMMA) for name in level_topics)
 
 
 def _boolean(given: Mapping[str, str], name: str, default: bool = False) -> bool:

@@ -415,7 +415,6 @@ def pending(
 
     Raises:
         ConfigError: a column does not exist, or a time has no zone.
-        LevelTopicError: a name has a comma.
     """
     names = [level_topics] if isinstance(level_topics, str) else list(level_topics)
     options = {"levelTopics": topics_option(names), **connection_options(connection)}

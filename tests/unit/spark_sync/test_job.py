@@ -32,10 +32,10 @@ from delaylevel.errors import (
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.reporting import MoverReporter
-from delaylevel.spark_sync import SparkSyncJob, SyncSettings, pending
+from delaylevel.spark_sync import SparkSyncJob, SyncSettings
 from delaylevel.spark_sync import job as job_module
 from delaylevel.spark_sync.job import JobMovers, batch_line, enter_environment
-from delaylevel.spark_sync.options import STOP, is_told, tell
+from delaylevel.spark_sync.options import STOP, SyncOptions, is_told, tell, topics_option
 from delaylevel.spark_sync.steps import apply_steps, load_steps
 from delaylevel.testing import MemoryPulsar
 
@@ -87,12 +87,13 @@ def test_a_run_until_all_is_moved_fails_if_a_level_topic_was_left_out(
         job.run()
 
 
-def test_a_name_with_a_comma_would_be_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_with_a_comma_is_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_for_two(None, monkeypatch, "invoices,eu")
-    assert len(job.descriptions) == 1
-    assert "`delaylevel run`" in job.refused["invoices,eu"]
-    with pytest.raises(LevelTopicError, match="a name with a comma"):
-        pending(MagicMock(), Connection(), "invoices,eu")
+    names = [item.topic for item in job.descriptions]
+    assert any(name.endswith("_invoices,eu-delay-level") for name in names)
+    parsed = SyncOptions.parse({"levelTopics": topics_option(names)})
+    assert parsed.level_topics == tuple(sorted(names))
+    assert len(names) == 2
 
 
 def fail(job: SparkSyncJob, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
