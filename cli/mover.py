@@ -265,7 +265,7 @@ def run(
 
     with starting(
         f"Spark job as mover for {', '.join(topics)}",
-        lambda: "" if job.ready.is_set() else job.activity,
+        lambda: "" if job.ready.is_set() else "Spark starts Java, Python workers and the query",
         None if settings.once else serving,
     ):
         job.run(show)

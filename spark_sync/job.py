@@ -310,7 +310,6 @@ class SparkSyncJob:
     Attributes:
         descriptions: the level topics.
         refused: the reason for each level topic that cannot be served, by its name.
-        activity: the current step of the start, in words.
         ready: set once the job has its locks and Spark is warm.
         http_address: address and port of the HTTP service; None while it is not served.
 
@@ -337,14 +336,12 @@ class SparkSyncJob:
         self._stop_requested_s: float | None = None
         self._control_dir = ""
         self._warning = RepeatedWarning(log, f"Spark job for {', '.join(settings.level_topics)}")
-        self.activity = "Spark starts its Java process; this takes some seconds"
         self.http_address: tuple[str, int] | None = None
         with Admin.from_connection(connection) as admin:
             found: list[LevelTopicDescription] = []
 
             def serve(description: LevelTopicDescription, named: bool) -> None:
                 check_movable(description)
-                topics_option([description.topic])
                 found.append(description)
 
             roster = Roster(admin, settings.level_topics, serve)
@@ -383,7 +380,6 @@ class SparkSyncJob:
             spark = self._given or stack.enter_context(
                 spark_session(self._connection, self._settings, steps=self._steps is not None)
             )
-            self.activity = "Spark starts the query and its Python workers"
             enter_environment(spark, self._connection)
             spark.dataSource.register(DelayLevelDataSource)
             self._control_dir = stack.enter_context(
