@@ -93,7 +93,7 @@ def move(connection: Connection, unit_s: float, answer: Any) -> None:
     pause_s = unit_s / 20  # a fifth of the lead, as the Spark job
     with connected(connection) as client:
         description = topics.describe(admin, TOPIC)
-        with LocalMover(client, admin, description) as mover:
+        with contextlib.closing(LocalMover(client, admin, description)) as mover:
             answer.put("ready")
             while True:
                 began = time.monotonic()

@@ -33,6 +33,7 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -244,7 +245,7 @@ def run_local(pipeline: Pipeline, admin: Admin) -> float:
     """Move the ready messages with a local mover; return messages per second."""
     moved, spent_s = 0, 0.0
     for producer in pipeline.local_producers:
-        with LocalMover(pipeline.client, admin, producer.description) as mover:
+        with closing(LocalMover(pipeline.client, admin, producer.description)) as mover:
             start = time.perf_counter()
             moved += mover.run_once().total
             spent_s += time.perf_counter() - start

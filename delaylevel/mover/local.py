@@ -64,8 +64,8 @@ class LocalMover:
         self.description = description
         self._clock = SteadyClock(clock or SystemClock())
         self._sources = source_partitions(description)
-        self._lock = PartitionLock(client, admin, self._sources, self._kind)
-        self._next: dict[str, Position] = dict(self._lock.start_positions(self._sources))
+        self.lock = PartitionLock(client, admin, self._sources, self._kind)
+        self._next: dict[str, Position] = dict(self.lock.start_positions(self._sources))
         self.next_checks = NextChecks(self._clock)
         self._ready = ReadyQueue()
         self.postponed = self._ready.postponed
@@ -79,16 +79,11 @@ class LocalMover:
             now_s=self._clock.monotonic_s,
         )
         self._ready_search = ReadySearch(
-            client, admin, lambda: self._lock.connected, f"level topic {description.topic}"
+            client, admin, lambda: self.lock.connected, f"level topic {description.topic}"
         )
         self._planned_s = self._clock.monotonic_s()
         self._clients = TargetClients(client, target_client)
         self._forwarder = self._open_forwarder()
-
-    @property
-    def connected(self) -> bool:
-        """True if the consumers that lock the partitions are connected."""
-        return self._lock.connected
 
     @property
     def behind(self) -> bool:
@@ -209,7 +204,7 @@ class LocalMover:
         """Wait for the confirmations of everything that was read, and acknowledge it."""
         total.add(self._forwarder.flush())
         for item in self._moved:
-            self._lock.acknowledge(item.source, item.end)
+            self.lock.acknowledge(item.source, item.end)
             topic = item.source.topic
             self._next[topic] = item.end
             self.next_checks[topic] = item.next_check_ms
@@ -226,7 +221,7 @@ class LocalMover:
         if new:
             lock = PartitionLock(self._client, self._admin, new, self._kind)
             self._next.update(lock.start_positions(new))
-            self._lock.merge(lock)
+            self.lock.merge(lock)
         self._sources = sources
         self.description = description
         self._forwarder.close()
@@ -241,7 +236,7 @@ class LocalMover:
             self._router(self.description.levels),
             refreshed=lambda: self._descriptions.refresh(self._planned_s),
             client_of=self._clients.of,
-            connected=lambda: self._lock.connected,
+            connected=lambda: self.lock.connected,
         )
 
     def close(self) -> None:
@@ -251,10 +246,4 @@ class LocalMover:
             self._clients.close()
         finally:
             # Whatever fails: this process would go on to refuse every later mover, also its own.
-            self._lock.close()
-
-    def __enter__(self) -> LocalMover:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+            self.lock.close()

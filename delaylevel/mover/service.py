@@ -92,6 +92,7 @@ class TopicTask:
         self.stopping = threading.Event()  # to be set for the end after the current messages
         self.ended = threading.Event()
         self._task = Task(self._step, f"mover {description.topic}", scheduler)
+        self.wake = self._task.wake  # begins to serve, or notices the request to stop at once
         self._mover: LocalMover | None = None
         # Time at which the lock counts as lost, while its consumers are not connected.
         self._lost_s: float | None = None
@@ -99,10 +100,6 @@ class TopicTask:
         self._warning = RepeatedWarning(log, f"mover of {description.topic}")
         self._postponed: dict[str, float] = {}
         self._pause = GrowingPause(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-
-    def wake(self) -> None:
-        """Begin to serve, or notice the request to stop at once."""
-        self._task.wake()
 
     def _step(self) -> float:
         if self.stopping.is_set():
@@ -161,7 +158,7 @@ class TopicTask:
 
     def _serve(self, mover: LocalMover) -> float:
         """Make a pass, unless the lock is lost; return the time of the next step."""
-        if not mover.connected:
+        if not mover.lock.connected:
             now_s = time.monotonic()
             if self._lost_s is None:
                 self._lost_s = now_s + _RECONNECT_S

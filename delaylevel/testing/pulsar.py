@@ -601,7 +601,7 @@ class _Movers:
             if description in self._movers:
                 continue
             mover = LocalMover(self._client, self._admin, description, self._broker.clock)
-            self._movers[description] = self._stack.enter_context(mover)
+            self._movers[description] = self._stack.enter_context(closing(mover))
             if description.final_window is FinalWindow.TRACKER:
                 dispatcher = MemoryDispatcher(
                     self._client, self._admin, self._broker, description, self.report

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -182,7 +182,8 @@ class Bench:
 
 def _local(bench: Bench) -> Counts:
     memory = bench.memory
-    with LocalMover(memory.client(), memory.admin, bench.description, memory.clock) as mover:
+    mover = LocalMover(memory.client(), memory.admin, bench.description, memory.clock)
+    with closing(mover):
         return mover.run_once().counts()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -244,7 +245,7 @@ def test_dead_letters_are_repaired_and_delivered_by_command(
     producer.flush()
     producer.close()
     clock.advance(hour_ms)
-    with world.mover(description, clock) as mover:
+    with closing(world.mover(description, clock)) as mover:
         assert mover.run_once().dead == 4
     clock.advance(-hour_ms)
     listed = answer("dlq", "list", target)

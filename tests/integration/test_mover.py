@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 from unittest.mock import MagicMock
@@ -50,7 +51,7 @@ def test_no_field_of_a_message_hides_those_in_front_of_it(
     def hand_off(*values: bytes) -> None:
         """Let a new mover find all messages up to the last one of these."""
         clock.advance(published[values[-1]] + 45_000 - clock.now_ms())
-        with world.mover(description, clock) as mover:
+        with closing(world.mover(description, clock)) as mover:
             assert mover.run_once().total == len(values)
         assert {m.value for m in world.stored(orders)} >= set(values)
 

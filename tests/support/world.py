@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -299,7 +299,7 @@ class RealWorld(World):
         found = topics.list_level_topics(self.admin, self.namespace)
         with ExitStack() as stack:
             movers = [
-                stack.enter_context(LocalMover(client, self.admin, item.description))
+                stack.enter_context(closing(LocalMover(client, self.admin, item.description)))
                 for item in found
                 if item.description is not None
             ]
@@ -335,7 +335,7 @@ class RealWorld(World):
     def mover(self, description: LevelTopicDescription, clock: Clock | None = None) -> LocalMover:
         """Return a mover in this process, closed at the end."""
         return self._stack.enter_context(
-            LocalMover(self.plain_client, self.admin, description, clock)
+            closing(LocalMover(self.plain_client, self.admin, description, clock))
         )
 
     def moving(self, description: LevelTopicDescription) -> Moving:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -89,7 +89,7 @@ def reading(fail: Callable[[str, int], bool]) -> Callable[..., Iterator[Any]]:
 
 def test_a_mover_locks_new_partitions() -> None:
     world = World(WEEK)
-    with world.mover() as mover:
+    with closing(world.mover()) as mover:
         world.description = lifecycle.expand(world.memory.admin, "orders", 10 * DAY)
         world.let_pass(31 * SECOND)
         mover.run_once()
@@ -114,7 +114,7 @@ def test_a_mover_that_cannot_ask_where_to_begin_locks_nothing(
 
     with ExitStack() as stack:
         if when == "after an expansion":
-            first = stack.enter_context(world.mover())
+            first = stack.enter_context(closing(world.mover()))
             world.description = lifecycle.expand(memory, "orders", 10 * DAY)
             world.let_pass(31 * SECOND)
         with monkeypatch.context() as patch:
@@ -171,7 +171,7 @@ def test_a_target_that_was_added_just_now_gets_its_messages() -> None:
     brief = PartitionStrategy(partition_by=SECOND / 4, maximum_delay=SECOND)
     world = World(brief, final_window="broker")
     client, added = world.memory.client(), "persistent://public/default/invoices"
-    with world.mover() as mover:
+    with closing(world.mover()) as mover:
         mover.run_once()
         client.subscribe(added, "app", pulsar.ConsumerType.Shared)
         targets = (*world.description.targets, added)
@@ -190,7 +190,7 @@ def test_settings_that_were_changed_just_now_decide_about_what_is_ready() -> Non
     ready = timedelta(milliseconds=world.description.levels[0].hand_off_after_ms(0))
     world.send(b"pay me", DAY + 5 * SECOND)
     world.producer.close()
-    with world.mover() as mover:
+    with closing(world.mover()) as mover:
         world.let_pass(ready - 10 * SECOND)
         mover.run_once()  # it is at rest for half a minute
         policy = MissingTarget.DROP
@@ -210,7 +210,7 @@ def test_a_mover_on_standby_begins_with_the_present_settings() -> None:
     set_policy(on_missing_target=MissingTarget.HOLD)
     world.memory.admin.delete(TopicName.parse("orders"), force=True)
     world.let_pass(DAY)
-    with world.mover() as mover:
+    with closing(world.mover()) as mover:
         report = mover.run_once()
     assert (report.dropped, report.held) == (0, 1)
 
@@ -227,7 +227,7 @@ def test_a_long_pass_routes_by_the_time_at_which_it_hands_off() -> None:
         world.let_pass(next(slow, timedelta()))
         return False
 
-    with world.mover() as mover:
+    with closing(world.mover()) as mover:
         assert mover.run_once(stopping).total == 1
     # It is due in 2:20. In the partition for three hours, it would be 35 minutes late.
     hours = world.description.level_topic(1)
@@ -247,7 +247,7 @@ def test_a_clock_that_was_wrong_for_a_moment_makes_no_message_late(
     world = World(WEEK, final_window="broker")
     ready = timedelta(milliseconds=world.description.levels[0].hand_off_after_ms(0))
     soon = DAY + 5 * SECOND
-    with world.mover() as mover:
+    with closing(world.mover()) as mover:
         if sent == "before":
             world.send(b"pay me", soon)
         world.clock.step(step)
@@ -273,7 +273,7 @@ def test_a_mover_hands_off_through_all_levels_without_the_admin_interface() -> N
     world = World(WEEK, HOURS)
     for number in range(10):
         world.send(b"%d" % number, DAY + number * 3 * HOUR)
-    with world.mover() as mover:
+    with closing(world.mover()) as mover:
         mover.run_once()
         world.admin.failure = BrokerUnreachableError("the admin interface does not answer")
         window = 0
@@ -306,7 +306,7 @@ def test_a_partition_that_cannot_be_read_does_not_keep_the_others_unacknowledged
         raise BrokerError("not confirmed")
 
     healthy, broken = (stuck.description.name.partition(index) for index in (1, 2))
-    with stuck.mover() as mover:
+    with closing(stuck.mover()) as mover:
         if common:  # it must not put the wrong partition behind the guilty one
             with monkeypatch.context() as failing:
                 failing.setattr(mover._forwarder, "flush", refuse)
@@ -326,7 +326,7 @@ def test_a_partition_that_cannot_be_read_does_not_keep_the_others_unacknowledged
 def test_a_partition_that_cannot_be_searched_stops_no_other(
     stuck: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with stuck.mover() as mover:
+    with closing(stuck.mover()) as mover:
         find = mover._ready_search.ready_range
 
         def ready_range(source: Any, *given: Any) -> Any:
@@ -363,7 +363,7 @@ def test_a_long_range_is_acknowledged_in_portions(
 ) -> None:
     """A mover that is killed repeats only the last portion."""
     first = many.description.name.partition(0)
-    with many.mover() as mover:
+    with closing(many.mover()) as mover:
         with monkeypatch.context() as patch:
             patch.setattr(local, "read_range", reading(lambda _, number: number == 35))
             with pytest.raises(BrokerError, match="delivers nothing"):
@@ -376,7 +376,7 @@ def test_a_long_range_is_acknowledged_in_portions(
 def test_a_pass_that_is_stopped_acknowledges_what_it_has_handed_off(many: World) -> None:
     first = many.description.name.partition(0)
     looks = iter(range(100))
-    with many.mover() as mover:
+    with closing(many.mover()) as mover:
         moved = mover.run_once(lambda: next(looks) > 12).window
         assert 0 < moved < 50
         assert many.backlog(first) == 50 - moved
@@ -414,7 +414,7 @@ def test_a_backlog_is_handed_off_in_the_order_of_the_due_times(
             yield message
 
     monkeypatch.setattr(local, "read_range", read)
-    with backlog.mover() as mover:
+    with closing(backlog.mover()) as mover:
         assert mover.run_once().total == 9
         assert not mover.behind
     # The rest of a partition counts with the due time of the message before it.
@@ -432,7 +432,7 @@ def test_a_long_pass_ends_and_the_next_one_continues(
         return look(clock)
 
     monkeypatch.setattr(ManualClock, "monotonic_s", monotonic_s)
-    with backlog.mover() as mover:
+    with closing(backlog.mover()) as mover:
         passes = [mover.run_once(longest_s=5).total]
         while mover.behind:
             passes.append(mover.run_once(longest_s=5).total)

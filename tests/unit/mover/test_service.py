@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ class FakeMover:
 
     def __init__(self, topic: LockedTopic) -> None:
         self._topic = topic
-        self.connected = True
+        self.lock = SimpleNamespace(connected=True)
         self.behind = self.made_progress = False
         self.postponed: dict[str, float] = {}
         self.closed = threading.Event()
@@ -146,7 +147,7 @@ def test_it_waits_for_another_mover(topic: LockedTopic, serve: Serve) -> None:
     assert reached(task, state="standby").holder == owner
     topic.refusal, refusal = None, topic.refusal
     assert reached(task, state="moving").holder == ""
-    topic.refusal, topic.movers[0].connected = refusal, False
+    topic.refusal, topic.movers[0].lock.connected = refusal, False
     assert reached(task, state="standby").failures == 1
     assert topic.movers[0].closed.is_set()
 

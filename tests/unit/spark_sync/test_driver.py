@@ -362,7 +362,7 @@ def test_messages_that_another_mover_has_moved_end_the_query_unless_it_may_conti
         offset = begin(driver)
     spark.send(SOON)
     spark.let_pass(DAY)
-    with LocalMover(spark.client, spark.memory.admin, description, spark.clock) as mover:
+    with closing(LocalMover(spark.client, spark.memory.admin, description, spark.clock)) as mover:
         assert mover.run_once().total == 1
     spark.send(SOON)
     spark.let_pass(DAY)

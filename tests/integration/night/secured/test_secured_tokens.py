@@ -50,7 +50,7 @@ def test_a_producer_and_a_dispatcher_survive_expired_tokens(
         stack.callback(client.close)
         moving, consuming = stack.enter_context(roles.clients("mover", "application"))
         admin = stack.enter_context(roles.admin("mover"))
-        mover = stack.enter_context(LocalMover(moving, admin, description))
+        mover = stack.enter_context(closing(LocalMover(moving, admin, description)))
         consumer = arrivals(consuming, roles.target)
         words = [*roles.secured.words(), "--token-file", str(files["dispatcher"])]
         program = cli_process(*words, "dispatcher", "run", description.topic)
