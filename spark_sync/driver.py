@@ -19,6 +19,7 @@ from delaylevel.cluster.failures import is_admin_away
 from delaylevel.cluster.locks import PartitionLock
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import acknowledged_by_others, messages_in_range
+from delaylevel.cluster.threads import GrowingPause
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,
@@ -68,9 +69,6 @@ def positions_of(offset: Offset, name: str = "positions") -> dict[str, Position]
 # A killed mover keeps its locks for some seconds; a live one keeps them for longer than this.
 _LOCK_TIMEOUT_S = 15.0
 _WARM_UP_RANGES = 4
-# Pauses before a partition, whose last search failed, is searched again.
-_FIRST_PAUSE_MS = 1000
-_LONGEST_PAUSE_MS = 30_000
 
 
 class Driver:
@@ -89,7 +87,7 @@ class Driver:
         self._left: dict[str, SourcePartition] = {}
         self._acknowledged: dict[str, Position] = {}  # the first position that is not
         self._next_checks = NextChecks(self._clock)
-        self._pauses_ms: dict[str, int] = {}  # of the partitions whose last search failed
+        self._pauses: dict[str, GrowingPause] = {}  # of the partitions whose last search failed
         # Earliest due times of the ranges of the batch that was chosen last, ms since the epoch.
         self._due_ms: dict[str, int] = {}
         self._fixed_now_ms: int | None = None
@@ -143,12 +141,12 @@ class Driver:
         failures: list[BrokerError] = []
         for source, outcome in zip(due, found, strict=True):
             topic = source.topic
-            pause_ms = self._pauses_ms.pop(topic, _FIRST_PAUSE_MS // 2)
             if isinstance(outcome, BrokerError):
-                self._pauses_ms[topic] = min(2 * pause_ms, _LONGEST_PAUSE_MS)
-                self._next_checks[topic] = now_ms + self._pauses_ms[topic]
+                pause_s = self._pauses.setdefault(topic, GrowingPause()).next_s()
+                self._next_checks[topic] = now_ms + int(1000 * pause_s)
                 failures.append(outcome)
                 continue
+            self._pauses.pop(topic, None)
             begin, item = outcome
             self._next_checks[topic] = item.next_check_ms
             if begin != positions[topic]:
@@ -225,13 +223,13 @@ class Driver:
         """Warn of partitions that are left out of batches; end the query if none is left."""
         # Partitions that are not due have not failed. A run that ends when nothing is ready must
         # not leave anything out.
-        if not self._pauses_ms:
+        if not self._pauses:
             self._warning.over()
         elif failures:
-            if self.once or len(self._pauses_ms) == len(self._sources):
+            if self.once or len(self._pauses) == len(self._sources):
                 raise failures[0]
             self._warning.failed(
-                f"ready messages of {len(self._pauses_ms)} of {len(self._sources)} partitions were "
+                f"ready messages of {len(self._pauses)} of {len(self._sources)} partitions were "
                 f"not found, because {failures[0]}"
             )
 
@@ -349,7 +347,7 @@ class Driver:
             lock.close()
         for name in [s.topic for s in self._sources.values() if s.level_topic == topic]:
             self._left[name] = self._sources.pop(name)
-            self._pauses_ms.pop(name, None)
+            self._pauses.pop(name, None)
 
     def _acquire(self, sources: Sequence[SourcePartition], timeout_s: float) -> PartitionLock:
         deadline = time.monotonic() + timeout_s
