@@ -12,7 +12,6 @@ from pydantic.alias_generators import to_camel
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import ConfigError, DelayLevelError
 from delaylevel.model.clock import instant_ms
-from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.formatting import parse_iso
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, Window
@@ -183,14 +182,11 @@ def _time_ms(given: Mapping[str, str], name: str) -> int | None:
     text = given.get(name)
     if text is None:
         return None
-    if text.isdecimal() and int(text) <= LATEST_DUE_MS:
-        return int(text)
     try:
         return instant_ms(parse_iso(text))  # rounded up: due times are whole ms
     except ValueError:
         raise ConfigError(
-            f"option {name} is {text!r}: write a time with its zone, 2030-01-31T08:00:00+00:00, "
-            "or milliseconds since the epoch"
+            f"option {name} is {text!r}: write a time with its zone, 2030-01-31T08:00:00+00:00"
         ) from None
 
 
