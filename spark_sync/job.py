@@ -79,6 +79,7 @@ _LOGGERS_OF_ENVIRONMENTS = (
 )
 _LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _DEFAULTS = {
+    "spark.app.name": "delaylevel-sync",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # A second copy of a running task would publish its messages a second time.
@@ -219,23 +220,13 @@ def spark_session(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if connection.token is not None:
         os.environ[_TOKEN_VARIABLE] = connection.token.get_secret_value()
-    values = {
-        "spark.app.name": "delaylevel-sync",
-        "spark.master": settings.master,
-        **_DEFAULTS,
-        **conf,
-    }
-    builder = SparkSession.Builder()
-    for name, value in values.items():
-        builder = builder.config(name, value)
+    conf = {"spark.master": settings.master, **_DEFAULTS, **conf}
     # PySpark logs every error that it raises, as JSON.
     logging.getLogger("SQLQueryContextLogger").disabled = True
     # At INFO, Py4J logs every event that Spark delivers.
     logging.getLogger("py4j").setLevel(max(logging.WARNING, logging.getLogger("py4j").level))
     with _keep_interrupt_handler():
-        spark = builder.getOrCreate()
-    enter_environment(spark, connection)
-    return spark
+        return SparkSession.Builder().config(map=conf).getOrCreate()
 
 
 def enter_environment(spark: Any, connection: Connection) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -145,8 +144,7 @@ class _Producers(dict[str, Any]):
 
     def __exit__(self, *_: object) -> None:
         for producer in self.values():
-            with contextlib.suppress(Exception):  # they are flushed, or the task has failed
-                producer.close()
+            close_quietly(producer, "producer")  # they are flushed, or the task has failed
         close_quietly(self._client, "client")
 
 
