@@ -200,16 +200,12 @@ class Carrier(OwnPlaces[Item]):
         now_ms: int,
         latest: LevelTopicDescription | None = None,
     ) -> None:
-        """Send a message to its next place.
+        """Send a message to its next place; ``latest`` is a description read after it was stored.
 
-        Args:
-            now_ms: the present time, also by a clock that has just jumped: the publish times of
-                what is parked are by that clock, too.
-            latest: a description that was read after the message was stored.
-
-        Raises:
-            UnknownTargetError: the target may be new. Give the message again, with ``latest``.
+        After an UnknownTargetError, the target may be new: give the message again, with ``latest``.
         """
+        # `now_ms` may be by a clock that has just jumped: so are the publish times of what is
+        # parked.
         next_hop = self._next_hop()
         try:
             envelope = hop.open_envelope(latest or next_hop.description, source.topic, message)

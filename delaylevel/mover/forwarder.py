@@ -119,10 +119,8 @@ class Forwarder:
     def flush(self) -> ForwardReport:
         """Wait until the broker has confirmed everything that was forwarded so far.
 
-        Raises:
-            BrokerError: a message is unconfirmed and could not be held either. Acknowledge none of
-                the source messages since the last flush, and forward all of them again.
-            BatchTooLargeError: messages are too large together. They will be sent one by one.
+        After a BrokerError, acknowledge none since the last flush, and forward all of them again.
+        After a BatchTooLargeError, they will be sent one by one then.
         """
         try:
             self._wait(0, 0)

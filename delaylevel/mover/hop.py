@@ -35,9 +35,7 @@ def open_envelope(
 ) -> Envelope:
     """Return the envelope of a message, with the id that the message keeps from now on.
 
-    Raises:
-        UnknownTargetError: the description does not have its target. The target may be new: only a
-            description that was read after the message was stored shows that it is unknown.
+    After an UnknownTargetError, the target may be new: see `Carrier.give`.
     """
     properties = message.properties
     # Computed only if needed, and given to read(): this runs for every message.
