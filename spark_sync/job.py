@@ -130,22 +130,21 @@ class JobMovers(StreamingQueryListener):
         query_name: str,
         on_progress: Callable[[Any], None] | None = None,
     ) -> None:
-        self.descriptions = descriptions
         self.members = StatusCache(partial(reported, admin))
-        self._stats = {each.topic: MoverStats() for each in descriptions}
+        self._stats = {each: MoverStats() for each in descriptions}
         self._query_name = query_name
         self._on_progress = on_progress
         self._run_id: str | None = None
         self._ended = threading.Event()
         self.moving = threading.Event()  # the running query has completed a batch
 
-    def stats(self) -> Mapping[str, MoverStats]:
-        """Return the statistics by level topic."""
-        return self._stats
+    def served(self) -> Sequence[tuple[LevelTopicDescription, MoverStats]]:
+        """Return the level topics of the job, with their statistics."""
+        return list(self._stats.items())
 
     def failed(self, reason: str) -> None:
         """Count a failure of the query, which has ended."""
-        self._stats = {topic: stats.failed(reason) for topic, stats in self._stats.items()}
+        self._stats = {each: stats.failed(reason) for each, stats in self._stats.items()}
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
         if event.name == self._query_name:
@@ -161,10 +160,10 @@ class JobMovers(StreamingQueryListener):
         self.moving.set()
         report = report_of(progress) if progress.numInputRows else {}
         self._stats = {
-            topic: stats.passed(report[topic], report[topic]["latest_ms"])
-            if topic in report
+            each: stats.passed(counts, counts["latest_ms"])
+            if (counts := report.get(each.topic))
             else replace(stats, state="moving", problem="")
-            for topic, stats in self._stats.items()
+            for each, stats in self._stats.items()
         }
         if progress.numInputRows:
             log.info("%s", batch_line(progress, report))

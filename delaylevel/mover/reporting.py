@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from delaylevel.model.formatting import shell
@@ -24,10 +24,7 @@ class Movers(Protocol):
 
     members: StatusCache
 
-    @property
-    def descriptions(self) -> Sequence[LevelTopicDescription]: ...
-
-    def stats(self) -> Mapping[str, MoverStats]: ...
+    def served(self) -> Sequence[tuple[LevelTopicDescription, MoverStats]]: ...
 
 
 _COUNTERS = (
@@ -48,7 +45,7 @@ class MoverReporter(Reporter):
 
     def ready(self) -> Sequence[ProbeCheck]:
         checks = []
-        for description, stats in self._served():
+        for description, stats in self._movers.served():
             checks.append(lock_check(description, stats))
             if stats.state == "moving":
                 name = f"hand-offs of {description.topic}"
@@ -56,12 +53,13 @@ class MoverReporter(Reporter):
         return checks
 
     def status(self) -> Sequence[StatusSection]:
-        return [self._section(*each) for each in self._served()]
+        return [self._section(*each) for each in self._movers.served()]
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        found = sorted(self._movers.stats().items())
+        served = self._movers.served()
+        found = [(each.topic, stats) for each, stats in served]
         messages = CounterMetricFamily(
             "delaylevel_mover_messages", "Messages by outcome.", labels=("level_topic", "became")
         )
@@ -87,15 +85,7 @@ class MoverReporter(Reporter):
             for topic, stats in found:
                 series.add_metric((topic,), getattr(stats, name))
             yield series
-        yield from backlog_series("mover", self._members.read_all(self._movers.descriptions))
-
-    def _served(self) -> list[tuple[LevelTopicDescription, MoverStats]]:
-        stats = self._movers.stats()
-        return [
-            (description, stats[description.topic])
-            for description in self._movers.descriptions
-            if description.topic in stats
-        ]
+        yield from backlog_series("mover", self._members.read_all([each for each, _ in served]))
 
     def _section(self, description: LevelTopicDescription, stats: MoverStats) -> StatusSection:
         facts = {"Mover": f"on standby for {stats.holder}" if stats.holder else stats.state}

@@ -240,6 +240,10 @@ class MoverService:
         """The descriptions of the level topics that are served."""
         return tuple(task.description for task in list(self._tasks.values()))
 
+    def served(self) -> Sequence[tuple[LevelTopicDescription, MoverStats]]:
+        """Return the level topics that are served, with their statistics."""
+        return [(task.description, task.stats) for task in list(self._tasks.values())]
+
     def stats(self) -> Mapping[str, MoverStats]:
         """Return the statistics by level topic."""
         return {topic: task.stats for topic, task in self._tasks.copy().items()}

@@ -112,12 +112,7 @@ class LocalService:
 
         A process on standby meets them, too.
         """
-        movers = self.movers.stats()
-        checks = [
-            lock_check(description, movers[description.topic])
-            for description in self.movers.descriptions
-            if description.topic in movers
-        ]
+        checks = [lock_check(*each) for each in self.movers.served()]
         groups = () if self.dispatcher is None else self.dispatcher.groups()
         return checks + [check for group in groups for check in start_checks(group)]
 

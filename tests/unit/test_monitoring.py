@@ -100,8 +100,9 @@ class Moving:
             found = {TOPIC: status(memory.admin, self.descriptions[0], memory.clock.now_ms())}
         self.members = SimpleNamespace(read_all=lambda descriptions: found)
 
-    def stats(self) -> dict[str, MoverStats]:
-        return {TOPIC: MoverStats("standby", counts=ForwardReport(window=3, due=1).counts())}
+    def served(self) -> list[tuple[Any, MoverStats]]:
+        stats = MoverStats("standby", counts=ForwardReport(window=3, due=1).counts())
+        return [(self.descriptions[0], stats)]
 
 
 def test_a_waiting_message_is_overdue_only_after_its_time() -> None:

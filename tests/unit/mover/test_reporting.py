@@ -40,9 +40,8 @@ def movers(stats: MoverStats, behind_ms: int | None = 0, held: int = 0) -> Any:
         )
 
     return SimpleNamespace(
-        descriptions=(DESCRIPTION,),
         members=StatusCache(members),
-        stats=lambda: {DESCRIPTION.topic: stats},
+        served=lambda: [(DESCRIPTION, stats)],
     )
 
 

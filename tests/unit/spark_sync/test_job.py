@@ -32,6 +32,7 @@ from delaylevel.errors import (
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.reporting import MoverReporter
+from delaylevel.mover.service import MoverStats
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings
 from delaylevel.spark_sync import job as job_module
 from delaylevel.spark_sync.job import JobMovers, batch_line, enter_environment
@@ -262,6 +263,12 @@ class Movers(JobMovers):
         self.onQueryProgress(SimpleNamespace(progress=progress(*arguments, **more)))
 
 
+def stats_of(movers: Movers) -> MoverStats:
+    ((description, stats),) = movers.served()
+    assert description.topic == TOPIC
+    return stats
+
+
 @pytest.fixture
 def movers() -> Movers:
     memory = MemoryPulsar()
@@ -277,14 +284,14 @@ def test_each_batch_that_moved_messages_is_summed_and_logged_once(
     movers: Movers, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "delaylevel.spark_sync.job")
-    assert movers.stats()[TOPIC].state == "starting"
+    assert stats_of(movers).state == "starting"
     movers.end(0, 0)
     assert batch_line(progress(0, 7), {}) == "batch 0: 7 rows in 500ms, 14/s, late by 0ms"
-    assert (movers.stats()[TOPIC].state, movers.stats()[TOPIC].passes) == ("moving", 0)
+    assert (stats_of(movers).state, stats_of(movers).passes) == ("moving", 0)
     for batch_id in (1, 2):
         reports = [json.dumps({TOPIC: COUNTS}), json.dumps({TOPIC: dict.fromkeys(COUNTS, 1)})]
         movers.end(batch_id, 7, reports=reports)
-    stats = movers.stats()[TOPIC]
+    stats = stats_of(movers)
     assert (stats.passes, stats.late_ms, movers.seen) == (2, 1500, [0, 1, 2])
     counts = {"parked": 8, "window": 6, "due": 4, "held": 4, "dead": 2, "dropped": 0, "expired": 0}
     assert stats.counts == counts
@@ -298,7 +305,7 @@ def test_each_batch_that_moved_messages_is_summed_and_logged_once(
 def test_other_queries_are_ignored(movers: Movers) -> None:
     movers.end(5, 100, name="another")
     movers.onQueryTerminated(SimpleNamespace(runId="run-2"))
-    assert (movers.stats()[TOPIC].state, movers.seen) == ("starting", [])
+    assert (stats_of(movers).state, movers.seen) == ("starting", [])
     assert not any(each.is_set() for each in (movers.moving, movers._ended))
     movers.onQueryTerminated(SimpleNamespace(runId="run-1"))
     movers.wait_ended()
