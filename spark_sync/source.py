@@ -20,12 +20,7 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from delaylevel.cluster import logs
@@ -329,19 +324,13 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self.stop()
             tell(self._options.control_dir, STOPPED)
             return start
-        max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        end = driver.latest_offset(start, max_messages)
+        end = driver.latest_offset(start, self._options.max_offsets_per_trigger)
         if driver.once and end == start:
             # A run of AvailableNow ends here. Spark then kills this process before the client
             # would send the acknowledgement on its own.
             self.stop()
             driver.require_all()
         return end
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return maxOffsetsPerTrigger as a limit; no limit if it is not set."""
-        max_messages = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if max_messages is None else ReadMaxRows(max_messages)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Stop the clock of the plan: later messages are left to the next run."""
