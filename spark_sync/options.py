@@ -52,14 +52,15 @@ FORMAT = "delaylevel"
 # Connection settings that a query's plan may contain, by their options. A token may not: each
 # process reads it from a file or from its environment.
 _CONNECTION = {to_camel(name): name for name in Connection.model_fields if name != "token"}
-_READING = ("levelTopics", "maxOffsetsPerTrigger", "failOnDataLoss")
-# They say what a batch read skips. A filter that Spark pushes down could not: Spark 4.2 and 4.3
-# keep one plan of a Python data source for all uses of a DataFrame, and it would remove rows from
-# the other uses.
-_SELECTING = ("dueFrom", "dueBefore", "dueSlackMs", "cancellations")
-# The folder through which the job's program and the source's process communicate; and whether the
-# source forwards what it reads.
-_OF_THE_JOB = ("controlDir", "forwardInSource")
+# What a batch read skips is an option. A filter that Spark pushes down could not say it: Spark 4.2
+# and 4.3 keep one plan of a Python data source for all uses of a DataFrame, and it would remove
+# rows from the other uses. The last two are the job's: the folder through which its program and
+# the source's process communicate, and whether the source forwards what it reads.
+_READING = (
+    *("levelTopics", "maxOffsetsPerTrigger", "failOnDataLoss"),
+    *("dueFrom", "dueBefore", "dueSlackMs", "cancellations"),
+    *("controlDir", "forwardInSource"),
+)
 # Options that Spark adds to the user's.
 _SPARKS_OWN = ("path", "checkpointlocation", "queryname")
 
@@ -81,7 +82,7 @@ class SyncOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SyncOptions:
         """Parse the options of ``.option(…)``; names are not case-sensitive."""
-        given = _known_options(options, (*_CONNECTION, *_READING, *_SELECTING, *_OF_THE_JOB))
+        given = _known_options(options, (*_CONNECTION, *_READING))
         parts = (part.strip() for part in given.get("levelTopics", "").split(","))
         topics = [part.replace(_COMMA, ",") for part in parts if part]
         if not topics:
