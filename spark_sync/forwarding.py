@@ -128,12 +128,6 @@ class Runtime:
             self._descriptions[level_topic] = found
         return found
 
-    def reset_forwarders(self) -> None:
-        """Close every forwarder and discard its unconfirmed messages."""
-        forwarders, self._forwarders = self._forwarders, {}
-        for forwarder in forwarders.values():
-            forwarder.close()
-
 
 def runtime(options: SyncOptions) -> Runtime:
     """Return this process's runtime for a cluster."""
@@ -180,10 +174,9 @@ class TaskForwarders(dict[str, Forwarder]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        if kind is not None:
-            self._here.reset_forwarders()
-            return
         for forwarder in self.values():
+            if kind is not None:
+                forwarder.reset()
             forwarder.close_targets()
 
 
@@ -220,7 +213,7 @@ def forward_rows(
         for batch in batches:
             duplicates.check(batch)
             for source, message in from_batch(batch):
-                forwarders[source.level_topic].forward(source, message)
+                forwarders[source.level_topic].forward_all(source, (message,))
             count += batch.num_rows
         reports = forwarders.flush()
     yield from _counted(count, reports)
@@ -254,7 +247,7 @@ def messages_only(options: SyncOptions, part: InputRange) -> Iterator[ParkedMess
     ):
         for message in messages:
             if is_control(message.properties):
-                forwarders[source.level_topic].forward(source, message)
+                forwarders[source.level_topic].forward_all(source, (message,))
             else:
                 yield message
         # Spark commits the batch only after this task has ended.

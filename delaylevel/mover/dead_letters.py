@@ -285,7 +285,7 @@ def _forward(
         try:
             for letter in group:
                 try:
-                    forwarder.forward(source, mended(letter), letter)
+                    forwarder.forward_all(source, (mended(letter),), letter)
                 except EnvelopeError as error:
                     found[letter.position] = Disposed(letter, _OUTCOMES["dead"], error.reason)
             forwarder.flush()

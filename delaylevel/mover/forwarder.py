@@ -85,10 +85,6 @@ class Forwarder:
         # Given since the last look at the outcomes.
         self._messages = self._bytes = 0
 
-    def forward(self, source: SourcePartition, message: ParkedMessage, item: Any = None) -> None:
-        """Publish one message, as `forward_all` does."""
-        self.forward_all(source, (message,), item)
-
     def forward_all(
         self, source: SourcePartition, messages: Iterable[ParkedMessage], item: Any = None
     ) -> int:

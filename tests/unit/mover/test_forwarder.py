@@ -171,7 +171,7 @@ class Bench:
             self.entry += 1
             properties = {DUE: str(fields.pop("due_ms", T0 + 60_000)), TARGET: ORDERS, **fields}
             message = ParkedMessage(7, self.entry, 2, T0, "key", "", 5, properties, b"body")
-            self.forwarder.forward(source, message)
+            self.forwarder.forward_all(source, (message,))
         self.forwarder._take_outcomes()  # takes what was opened
 
 
