@@ -24,7 +24,6 @@ from urllib.parse import urlsplit
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import collect_list
-from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from delaylevel.cluster.connection.settings import ENVIRONMENT_PREFIX, Connection
 from delaylevel.cluster.failures import may_pass
@@ -90,6 +89,8 @@ _DEFAULTS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
     "spark.sql.streaming.stopTimeout": "30s",
     "spark.sql.streaming.noDataProgressEventInterval": "10000",
+    # All are read after each batch, some tenths of a second later.
+    "spark.sql.streaming.numRecentProgressUpdates": "20",
     _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}",
 }
 
@@ -116,27 +117,20 @@ def report_of(progress: Any) -> Report:
     return found
 
 
-# Spark delivers events in a separate thread, a moment after they happen.
-_LAST_EVENT_S = 10.0
-
-
-class JobMovers(StreamingQueryListener):
-    """The level topics of a job, with the statistics of movers, from the events of its query."""
+class JobMovers:
+    """The level topics of a job, with the statistics of movers, from the progress of its query."""
 
     def __init__(
         self,
         descriptions: Sequence[LevelTopicDescription],
         admin: TopicAdmin,
-        query_name: str,
         on_progress: Callable[[Any], None] | None = None,
     ) -> None:
         self.members = StatusCache(partial(reported, admin))
         self._stats = {each: MoverStats() for each in descriptions}
-        self._query_name = query_name
         self._on_progress = on_progress
-        self._run_id: str | None = None
-        self._ended = threading.Event()
-        self.moving = threading.Event()  # the running query has completed a batch
+        self._seen = ("", "")  # the run and time of the last progress
+        self._batch = -1  # the last one that was counted
 
     def served(self) -> Sequence[tuple[LevelTopicDescription, MoverStats]]:
         """Return the level topics of the job, with their statistics."""
@@ -146,38 +140,34 @@ class JobMovers(StreamingQueryListener):
         """Count a failure of the query, which has ended."""
         self._stats = {each: stats.failed(reason) for each, stats in self._stats.items()}
 
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802
-        if event.name == self._query_name:
-            self._run_id = str(event.runId)
-            self._ended.clear()
-            self.moving.clear()
+    def look(self, query: Any) -> bool:
+        """Count the batches that a query has completed; return False as long as there is none."""
+        last = query.lastProgress
+        if last is None or (run := (str(last.runId), last.timestamp)) == self._seen:
+            return last is not None
+        self._seen = run
+        # A query that completes a batch, even one without messages, has all locks.
+        self._stats = {
+            each: replace(stats, state="moving", problem="") for each, stats in self._stats.items()
+        }
+        for progress in query.recentProgress:
+            # While a query is idle, its progress has the number of the next batch, without rows.
+            if progress.numInputRows and progress.batchId > self._batch:
+                self._batch = progress.batchId
+                self._count(progress)
+        return True
 
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        """Log and count a batch; a query that completes one has all locks."""
-        progress = event.progress
-        if progress.name != self._query_name:
-            return
-        self.moving.set()
-        report = report_of(progress) if progress.numInputRows else {}
+    def _count(self, progress: Any) -> None:
+        report = report_of(progress)
         self._stats = {
             each: stats.passed(counts, counts["latest_ms"])
             if (counts := report.get(each.topic))
-            else replace(stats, state="moving", problem="")
+            else stats
             for each, stats in self._stats.items()
         }
-        if progress.numInputRows:
-            log.info("%s", batch_line(progress, report))
+        log.info("%s", batch_line(progress, report))
         if self._on_progress is not None:
             self._on_progress(progress)
-
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        if str(event.runId) == self._run_id:
-            self._ended.set()
-
-    def wait_ended(self) -> None:
-        """Wait until the last batch of a terminated query is counted."""
-        if self._run_id is not None and not self._ended.wait(_LAST_EVENT_S):
-            log.warning("Spark did not report the end of the query; its last batch may be missing")
 
 
 def batch_line(progress: Any, report: Report) -> str:
@@ -358,7 +348,8 @@ class SparkSyncJob:
         after a growing pause.
 
         Args:
-            on_progress: function to call with each ``StreamingQueryProgress``, in another thread.
+            on_progress: function to call with the ``StreamingQueryProgress`` of each batch with
+                messages, soon after its end.
 
         Raises:
             AlreadyRunningError, LevelTopicError: the job cannot continue; or, with ``once``, all is
@@ -378,15 +369,13 @@ class SparkSyncJob:
             admin = stack.enter_context(
                 Admin.from_connection(self._connection, for_service=not self._settings.once)
             )
-            movers = JobMovers(self.descriptions, admin, self._query_name, on_progress)
+            movers = JobMovers(self.descriptions, admin, on_progress)
             if self._settings.metrics_port is not None:
                 port, address = self._settings.metrics_port, self._settings.metrics_address
                 untold = RosterReporter(self._roster, "Start the job again then.")
                 collectors = MoverReporter(movers), untold
                 served = stack.enter_context(serve(collectors, port, address))
                 self.http_address = address, served
-            spark.streams.addListener(movers)
-            stack.callback(spark.streams.removeListener, movers)
             self._run_queries(spark, movers)
         refused = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
         if self._settings.once and refused and not self._stop.is_set():
@@ -458,7 +447,6 @@ class SparkSyncJob:
             frame.observe(OBSERVATION, collect_list("report").alias("reports"))
             .writeStream.format("noop")
             .option("checkpointLocation", self._settings.checkpoint)
-            .queryName(self._query_name)
         )
         if self._settings.once:
             writer = writer.trigger(availableNow=True)
@@ -468,14 +456,14 @@ class SparkSyncJob:
             query = writer.start()
         try:
             while not query.awaitTermination(_POLL_S):
-                if movers.moving.is_set():
+                if movers.look(query):
                     self.ready.set()
                     self._warning.over()
                 if self._at_once.is_set() or (self._stop.is_set() and self._is_stopped(query)):
                     return
         finally:
             query.stop()
-            movers.wait_ended()
+            movers.look(query)
 
     def _is_stopped(self, query: Any) -> bool:
         """Request that the source stops; return whether it has stopped."""
@@ -490,10 +478,6 @@ class SparkSyncJob:
         timeout_s = min(self.trigger_ms, _LONGEST_TRIGGER_MS) / 1000 + _STOP_SLACK_S
         waited_s = time.monotonic() - self._stop_requested_s
         return is_told(self._control_dir, STOPPED) or waited_s > timeout_s
-
-    @property
-    def _query_name(self) -> str:
-        return Path(self._control_dir).name  # delaylevel-sync- and a random suffix
 
 
 def default_checkpoint(

@@ -226,11 +226,12 @@ TOPIC = "persistent://public/default/_orders-delay-level"
 COUNTS = {"parked": 3, "window": 2, "due": 1, "held": 1, "dead": 0, "latest_ms": 1500}
 
 
-def progress(batch_id: int, rows: int, name: str = "mine", reports: Any = None) -> Any:
+def progress(batch_id: int, rows: int, reports: Any = None, run: str = "run-1") -> Any:
     return SimpleNamespace(
+        runId=run,
+        timestamp=f"{batch_id} {rows}",
         batchId=batch_id,
         numInputRows=rows,
-        name=name,
         durationMs={"triggerExecution": 500},
         sink=SimpleNamespace(numOutputRows=rows),
         observedMetrics={} if reports is None else {"delaylevel": Row(reports=reports)},
@@ -238,20 +239,21 @@ def progress(batch_id: int, rows: int, name: str = "mine", reports: Any = None) 
 
 
 class Movers(JobMovers):
-    """The movers of a job whose query has started; they note the batches that they pass on."""
+    """The movers of a job with a query; they note the batches that they pass on."""
 
     def __init__(self, memory: MemoryPulsar) -> None:
         self.seen: list[int] = []
+        self.query = SimpleNamespace(lastProgress=None, recentProgress=[])
         super().__init__(
             memory.level_topics(),
             memory.admin,
-            "mine",
             lambda progress: self.seen.append(progress.batchId),
         )
-        self.onQueryStarted(SimpleNamespace(name="mine", runId="run-1"))
 
-    def end(self, *arguments: Any, **more: Any) -> None:
-        self.onQueryProgress(SimpleNamespace(progress=progress(*arguments, **more)))
+    def end(self, *arguments: Any, **more: Any) -> bool:
+        self.query.lastProgress = progress(*arguments, **more)
+        self.query.recentProgress = [*self.query.recentProgress[-3:], self.query.lastProgress]
+        return self.look(self.query)
 
 
 def stats_of(movers: Movers) -> MoverStats:
@@ -275,15 +277,18 @@ def test_each_batch_that_moved_messages_is_summed_and_logged_once(
     movers: Movers, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "delaylevel.spark_sync.job")
+    assert not movers.look(movers.query)
     assert stats_of(movers).state == "starting"
-    movers.end(0, 0)
+    assert movers.end(0, 0)
     assert batch_line(progress(0, 7), {}) == "batch 0: 7 rows in 500ms, 14/s, late by 0ms"
     assert (stats_of(movers).state, stats_of(movers).passes) == ("moving", 0)
     for batch_id in (1, 2):
         reports = [json.dumps({TOPIC: COUNTS}), json.dumps({TOPIC: dict.fromkeys(COUNTS, 1)})]
-        movers.end(batch_id, 7, reports=reports)
+        assert movers.end(batch_id, 0)  # idle before it
+        assert movers.end(batch_id, 7, reports)
+        assert movers.look(movers.query)
     stats = stats_of(movers)
-    assert (stats.passes, stats.late_ms, movers.seen) == (2, 1500, [0, 1, 2])
+    assert (stats.passes, stats.late_ms, movers.seen) == (2, 1500, [1, 2])
     counts = {"parked": 8, "window": 6, "due": 4, "held": 4, "dead": 2, "dropped": 0, "expired": 0}
     assert stats.counts == counts
     assert [record.getMessage() for record in caplog.records] == [
@@ -293,21 +298,27 @@ def test_each_batch_that_moved_messages_is_summed_and_logged_once(
     ]
 
 
-def test_other_queries_are_ignored(movers: Movers) -> None:
-    movers.end(5, 100, name="another")
-    movers.onQueryTerminated(SimpleNamespace(runId="run-2"))
-    assert (stats_of(movers).state, movers.seen) == ("starting", [])
-    assert not any(each.is_set() for each in (movers.moving, movers._ended))
-    movers.onQueryTerminated(SimpleNamespace(runId="run-1"))
-    movers.wait_ended()
-    assert movers._ended.is_set()
+def test_batches_between_two_looks_and_of_a_query_that_starts_again_are_counted(
+    movers: Movers,
+) -> None:
+    reports = [json.dumps({TOPIC: COUNTS})]
+    movers.query.recentProgress = [progress(1, 7, reports), progress(2, 7, reports)]
+    assert movers.end(3, 0)
+    movers.failed("no answer")
+    assert stats_of(movers).state == "failing"
+    movers.query = SimpleNamespace(lastProgress=None, recentProgress=[])
+    assert not movers.look(movers.query)
+    assert movers.end(3, 0, run="run-2")
+    assert (stats_of(movers).state, stats_of(movers).problem) == ("moving", "")
+    assert movers.end(3, 7, reports, run="run-2")
+    assert (movers.seen, stats_of(movers).passes) == ([1, 2, 3], 3)
 
 
 def test_a_job_is_reported_as_a_mover(movers: Movers) -> None:
     pytest.importorskip("prometheus_client")
     reporter = MoverReporter(movers)
     assert not reporter.ready()[0].ok
-    movers.end(1, 7, reports=[json.dumps({TOPIC: COUNTS})])
+    movers.end(1, 7, [json.dumps({TOPIC: COUNTS})])
     assert all(check.ok for check in reporter.ready())
     movers.failed("the query failed: no answer")
     assert not reporter.ready()[0].ok
