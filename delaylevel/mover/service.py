@@ -235,11 +235,6 @@ class MoverService:
         self._started = False
         self.members = StatusCache(partial(reported, admin))
 
-    @property
-    def descriptions(self) -> tuple[LevelTopicDescription, ...]:
-        """The descriptions of the level topics that are served."""
-        return tuple(task.description for task in list(self._tasks.values()))
-
     def served(self) -> Sequence[tuple[LevelTopicDescription, MoverStats]]:
         """Return the level topics that are served, with their statistics."""
         return [(task.description, task.stats) for task in list(self._tasks.values())]

@@ -98,7 +98,7 @@ class LocalService:
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:
         """The descriptions of the level topics that are served."""
-        found = {item.topic: item for item in self.movers.descriptions}
+        found = {item.topic: item for item, _ in self.movers.served()}
         if self.dispatcher is not None:
             found = {item.topic: item for item in self.dispatcher.descriptions} | found
         return tuple(found[topic] for topic in sorted(found))
@@ -156,7 +156,7 @@ class LocalService:
 
     def _look(self) -> None:
         """Begin to serve what can be served now, and forget what was deleted."""
-        for item in self.movers.descriptions:
+        for item, _ in self.movers.served():
             if item.final_window is FinalWindow.TRACKER and not self.is_dispatched(item.topic):
                 self.movers.remove(item.topic)  # the dispatcher has given it up
         for gone in self.roster.look(item.topic for item in self.descriptions):
