@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import collect_list
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from delaylevel.cluster.connection.settings import ENVIRONMENT_PREFIX, Connection
 from delaylevel.cluster.failures import may_pass
@@ -129,8 +130,7 @@ class JobMovers:
         self.members = StatusCache(partial(reported, admin))
         self._stats = {each: MoverStats() for each in descriptions}
         self._on_progress = on_progress
-        self._seen = ("", "")  # the run and time of the last progress
-        self._batch = -1  # the last one that was counted
+        self._seen, self._batch = "", -1  # the time of the last progress, and the last batch
 
     def served(self) -> Sequence[tuple[LevelTopicDescription, MoverStats]]:
         """Return the level topics of the job, with their statistics."""
@@ -142,19 +142,20 @@ class JobMovers:
 
     def look(self, query: Any) -> bool:
         """Count the batches that a query has completed; return False as long as there is none."""
-        last = query.lastProgress
-        if last is None or (run := (str(last.runId), last.timestamp)) == self._seen:
+        # Java's objects, because PySpark fails on the JSON of a trigger that took no millisecond.
+        last = query._jsq.lastProgress()
+        if last is None or last.timestamp() == self._seen:
             return last is not None
-        self._seen = run
+        self._seen = last.timestamp()
         # A query that completes a batch, even one without messages, has all locks.
         self._stats = {
             each: replace(stats, state="moving", problem="") for each, stats in self._stats.items()
         }
-        for progress in query.recentProgress:
+        for progress in query._jsq.recentProgress():
             # While a query is idle, its progress has the number of the next batch, without rows.
-            if progress.numInputRows and progress.batchId > self._batch:
-                self._batch = progress.batchId
-                self._count(progress)
+            if progress.numInputRows() and progress.batchId() > self._batch:
+                self._batch = progress.batchId()
+                self._count(StreamingQueryProgress.fromJObject(progress))
         return True
 
     def _count(self, progress: Any) -> None:

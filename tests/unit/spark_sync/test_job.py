@@ -226,10 +226,8 @@ TOPIC = "persistent://public/default/_orders-delay-level"
 COUNTS = {"parked": 3, "window": 2, "due": 1, "held": 1, "dead": 0, "latest_ms": 1500}
 
 
-def progress(batch_id: int, rows: int, reports: Any = None, run: str = "run-1") -> Any:
+def progress(batch_id: int, rows: int, reports: Any = None) -> Any:
     return SimpleNamespace(
-        runId=run,
-        timestamp=f"{batch_id} {rows}",
         batchId=batch_id,
         numInputRows=rows,
         durationMs={"triggerExecution": 500},
@@ -238,22 +236,49 @@ def progress(batch_id: int, rows: int, reports: Any = None, run: str = "run-1") 
     )
 
 
+class Query:
+    """A fake query and its Java object, which keeps the last four progresses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._jsq = self
+        self.recent: list[Any] = []
+        found = SimpleNamespace(fromJObject=lambda each: each.progress)
+        monkeypatch.setattr(job_module, "StreamingQueryProgress", found)
+
+    def lastProgress(self) -> Any:  # noqa: N802
+        return self.recent[-1] if self.recent else None
+
+    def recentProgress(self) -> list[Any]:  # noqa: N802
+        return self.recent[-4:]
+
+    def end(self, *arguments: Any) -> None:
+        found = progress(*arguments)
+        time = f"{id(self)} {len(self.recent)}"
+        self.recent.append(
+            SimpleNamespace(
+                progress=found,
+                timestamp=lambda: time,
+                batchId=lambda: found.batchId,
+                numInputRows=lambda: found.numInputRows,
+            )
+        )
+
+
+@pytest.fixture
+def query(monkeypatch: pytest.MonkeyPatch) -> Query:
+    return Query(monkeypatch)
+
+
 class Movers(JobMovers):
-    """The movers of a job with a query; they note the batches that they pass on."""
+    """The movers of a job; they note the batches that they pass on."""
 
     def __init__(self, memory: MemoryPulsar) -> None:
         self.seen: list[int] = []
-        self.query = SimpleNamespace(lastProgress=None, recentProgress=[])
         super().__init__(
             memory.level_topics(),
             memory.admin,
             lambda progress: self.seen.append(progress.batchId),
         )
-
-    def end(self, *arguments: Any, **more: Any) -> bool:
-        self.query.lastProgress = progress(*arguments, **more)
-        self.query.recentProgress = [*self.query.recentProgress[-3:], self.query.lastProgress]
-        return self.look(self.query)
 
 
 def stats_of(movers: Movers) -> MoverStats:
@@ -274,19 +299,22 @@ def movers() -> Movers:
 
 
 def test_each_batch_that_moved_messages_is_summed_and_logged_once(
-    movers: Movers, caplog: pytest.LogCaptureFixture
+    movers: Movers, query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "delaylevel.spark_sync.job")
-    assert not movers.look(movers.query)
+    assert not movers.look(query)
     assert stats_of(movers).state == "starting"
-    assert movers.end(0, 0)
+    query.end(0, 0)
+    assert movers.look(query)
     assert batch_line(progress(0, 7), {}) == "batch 0: 7 rows in 500ms, 14/s, late by 0ms"
     assert (stats_of(movers).state, stats_of(movers).passes) == ("moving", 0)
     for batch_id in (1, 2):
+        query.end(batch_id, 0)  # idle before it
+        assert movers.look(query)
         reports = [json.dumps({TOPIC: COUNTS}), json.dumps({TOPIC: dict.fromkeys(COUNTS, 1)})]
-        assert movers.end(batch_id, 0)  # idle before it
-        assert movers.end(batch_id, 7, reports)
-        assert movers.look(movers.query)
+        query.end(batch_id, 7, reports)
+        assert movers.look(query)
+        assert movers.look(query)
     stats = stats_of(movers)
     assert (stats.passes, stats.late_ms, movers.seen) == (2, 1500, [1, 2])
     counts = {"parked": 8, "window": 6, "due": 4, "held": 4, "dead": 2, "dropped": 0, "expired": 0}
@@ -299,26 +327,31 @@ def test_each_batch_that_moved_messages_is_summed_and_logged_once(
 
 
 def test_batches_between_two_looks_and_of_a_query_that_starts_again_are_counted(
-    movers: Movers,
+    movers: Movers, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports = [json.dumps({TOPIC: COUNTS})]
-    movers.query.recentProgress = [progress(1, 7, reports), progress(2, 7, reports)]
-    assert movers.end(3, 0)
+    for batch_id in (1, 2):
+        query.end(batch_id, 7, reports)
+    query.end(3, 0)
+    assert movers.look(query)
     movers.failed("no answer")
     assert stats_of(movers).state == "failing"
-    movers.query = SimpleNamespace(lastProgress=None, recentProgress=[])
-    assert not movers.look(movers.query)
-    assert movers.end(3, 0, run="run-2")
+    again = Query(monkeypatch)
+    assert not movers.look(again)
+    again.end(3, 0)
+    assert movers.look(again)
     assert (stats_of(movers).state, stats_of(movers).problem) == ("moving", "")
-    assert movers.end(3, 7, reports, run="run-2")
+    again.end(3, 7, reports)
+    assert movers.look(again)
     assert (movers.seen, stats_of(movers).passes) == ([1, 2, 3], 3)
 
 
-def test_a_job_is_reported_as_a_mover(movers: Movers) -> None:
+def test_a_job_is_reported_as_a_mover(movers: Movers, query: Query) -> None:
     pytest.importorskip("prometheus_client")
     reporter = MoverReporter(movers)
     assert not reporter.ready()[0].ok
-    movers.end(1, 7, [json.dumps({TOPIC: COUNTS})])
+    query.end(1, 7, [json.dumps({TOPIC: COUNTS})])
+    assert movers.look(query)
     assert all(check.ok for check in reporter.ready())
     movers.failed("the query failed: no answer")
     assert not reporter.ready()[0].ok
