@@ -95,8 +95,7 @@ def list_(
             for letter in deadletters.dead_letters(client, admin, described, source)
             if reason is None or reason in letter.reason
         )
-        owner = deadletters.owner_of(described, source)
-        emit(rows, _LIST, output, empty=f"No dead letters of {owner}.")
+        emit(rows, _LIST, output, empty="No dead letters.")
         others = subscriptions_with_dead_letters(admin, described) if source is None else []
     for business, name, entries in others:
         command = f"delaylevel dlq list {shell(business.short)} --subscription {shell(name)}"
