@@ -25,7 +25,7 @@ from delaylevel.model.formatting import parse_delay
 
 from .listener import Listener, ListenerHealth, listener_of, name_of
 from .metrics import ListenerCollector
-from .retry_publisher import RetryPublisher
+from .retry_publisher import RetryPublisher, Unfinished
 from .retry_topics import retry_type
 from .workers import LoopListener, LoopThread, RunningListener, ThreadedListener
 
@@ -82,7 +82,8 @@ def start_listener(
         if app.host is None and listener.is_coroutine:
             assert loop is not None
             host = partial(LoopListener, loop=loop)
-        running = host(listener, publisher, handled, app.clock, opened)
+        unfinished = Unfinished(listener, publisher, app.clock, threaded=app.host is None)
+        running = host(unfinished, handled, opened)
         stack.callback(running.close_consumers)
         stack.callback(running.stop)
         running.start()

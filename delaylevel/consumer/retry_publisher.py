@@ -437,9 +437,9 @@ class Unfinished:
     def __init__(
         self, listener: Listener, publisher: RetryPublisher, clock: Clock, threaded: bool
     ) -> None:
-        self._listener = listener
+        self.listener = listener
         self._publisher = publisher
-        self._clock = clock
+        self.clock = clock
         self._threaded = threaded
         self._tally = listener.stats.tally()
         # By the time of the next try; 0 before the first.
@@ -456,14 +456,14 @@ class Unfinished:
 
     def add(self, message: ReceivedMessage, consumer: Any, decision: Decision) -> None:
         """Take over a message whose attempt failed; log it."""
-        _log_failure(self._listener, message, decision)
+        _log_failure(self.listener, message, decision)
         due_ms = 0
         if decision.delay is not None:
-            due_ms = self._clock.now_ms() + duration_ms(decision.delay)
+            due_ms = self.clock.now_ms() + duration_ms(decision.delay)
         with self._changed:
             # Most listeners never need it.
             if self._threaded and self._thread is None:
-                name = f"delaylevel-failed-{self._listener.name}"
+                name = f"delaylevel-failed-{self.listener.name}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()  # if there can be no thread, the next message tries again
                 self._thread = thread
@@ -524,7 +524,7 @@ class Unfinished:
             log.warning(
                 "%s: %d failed messages are not stored for another attempt; they stay "
                 "unacknowledged, and are delivered again",
-                self._listener,
+                self.listener,
                 self.count,
             )
         elif thread is not None:
@@ -540,7 +540,7 @@ class Unfinished:
                         self._finished()
             except Exception:
                 # One message must not end the thread of all others.
-                log.exception("%s: a failed message stays unacknowledged", self._listener)
+                log.exception("%s: a failed message stays unacknowledged", self.listener)
 
     def _park(self, failed: Sequence[Failed]) -> None:
         errors = self._publisher.park(failed) if failed else []
@@ -548,7 +548,7 @@ class Unfinished:
             if isinstance(error, (CannotParkError, DelayTooLongError, InvalidDelayError)):
                 reason = one_line(f"cannot be retried: {error}; {each.decision.reason}")
                 each.decision = each.decision._replace(delay=None, reason=reason)
-                _log_failure(self._listener, each.message, each.decision)
+                _log_failure(self.listener, each.message, each.decision)
                 self._letters.append(each)
             else:
                 self._settle(each, error)
@@ -563,7 +563,7 @@ class Unfinished:
             end = failed.consumer.acknowledge
         elif isinstance(error, UnsupportedOptionError):
             # It cannot be stored anywhere else.
-            log.error("%s: the broker delivers a failed message again: %s", self._listener, error)
+            log.error("%s: the broker delivers a failed message again: %s", self.listener, error)
             end = failed.consumer.negative_acknowledge
         else:
             self._warning.failed(f"{error_name(error)}: {error}")
@@ -573,7 +573,7 @@ class Unfinished:
             end(failed.message.raw)
         except Exception as lost:
             # Its consumer was lost. The broker delivers the message again.
-            log.debug("%s: %s: %s", self._listener, failed.message.id, error_name(lost))
+            log.debug("%s: %s: %s", self.listener, failed.message.id, error_name(lost))
         self._finished()
 
     def _finished(self) -> None:

@@ -30,12 +30,11 @@ import pulsar
 from delaylevel.cluster.failures import TRANSIENT_FAILURES, close_quietly, error_name
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.threads import BackgroundWork, in_background
-from delaylevel.model.clock import Clock
 
-from .listener import Listener, ListenerCounts
+from .listener import ListenerCounts
 from .message import ReceivedMessage
 from .retry import Verdict, decide
-from .retry_publisher import RetryPublisher, Unfinished, left_s
+from .retry_publisher import Unfinished, left_s
 
 if TYPE_CHECKING:
     from .handled_ids import HandledIds
@@ -206,19 +205,15 @@ class RunningListener:
         handles_all: True if every message is handled, so that :meth:`begin` may be left out.
     """
 
-    threaded = True  # False if :meth:`.Unfinished.work` is called from outside
-
     def __init__(
         self,
-        listener: Listener,
-        publisher: RetryPublisher,
+        unfinished: Unfinished,
         handled: HandledIds | None,
-        clock: Clock,
         subscribe: Sequence[Callable[[int], Any]],
     ) -> None:
-        self.listener = listener
-        self.clock = clock
-        self.unfinished = Unfinished(listener, publisher, clock, self.threaded)
+        self.listener = listener = unfinished.listener
+        self.clock = unfinished.clock
+        self.unfinished = unfinished
         self._handled = handled
         self.handles_all = listener.condition is None and handled is None
         self.stopping = threading.Event()
@@ -445,8 +440,14 @@ class _Call(NamedTuple):
 class LoopListener(RunningListener):
     """A listener whose handler is called in tasks of an event loop."""
 
-    def __init__(self, *parts: Any, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(*parts)
+    def __init__(
+        self,
+        unfinished: Unfinished,
+        handled: HandledIds | None,
+        subscribe: Sequence[Callable[[int], Any]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(unfinished, handled, subscribe)
         self._loop = loop
         self._key_ordered = self.listener.subscription_type == pulsar.ConsumerType.KeyShared
         self._inbox: deque[_Call] = deque()

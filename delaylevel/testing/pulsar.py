@@ -46,7 +46,7 @@ from .clock import ManualClock, check_duration
 if TYPE_CHECKING:
     from delaylevel.consumer.handled_ids import HandledIds
     from delaylevel.consumer.listeners import Listeners
-    from delaylevel.consumer.retry_publisher import RetryPublisher
+    from delaylevel.consumer.retry_publisher import Unfinished
 
 T = TypeVar("T")
 Handled = Callable[[Listener, ReceivedMessage], object]
@@ -55,19 +55,14 @@ Handled = Callable[[Listener, ReceivedMessage], object]
 class MemoryListener(RunningListener):
     """A listener whose handler is called when the clock is advanced."""
 
-    threaded = False
-
     def __init__(
         self,
         listening: Listening,
-        listener: Listener,
-        publisher: RetryPublisher,
+        unfinished: Unfinished,
         handled: HandledIds | None,
-        clock: Clock,
         subscribe: Sequence[Callable[[int], Any]],
     ) -> None:
-        # Without consumers for threads, which do not run here.
-        super().__init__(listener, publisher, handled, clock, ())
+        super().__init__(unfinished, handled, ())  # no threads run here
         self._listening = listening
         self._subscribe = subscribe
         self._consumers: list[Any] = []

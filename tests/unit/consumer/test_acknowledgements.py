@@ -99,9 +99,7 @@ class Scene:
         self.clock = HandClock()
         self.unfinished = Unfinished(self.listener, self.publisher, self.clock, threaded)
         self.handled: HandledIds = HandledIds(Deduplication(capacity=100))
-        self.running = RunningListener(
-            self.listener, self.publisher, self.handled, self.clock, subscribe=()
-        )
+        self.running = RunningListener(self.unfinished, self.handled, ())
         self.tally = self.listener.stats.tally()
 
     def message(self, name: str) -> ReceivedMessage:

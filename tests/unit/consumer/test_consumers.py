@@ -12,6 +12,7 @@ import pytest
 
 from delaylevel.consumer import workers as module
 from delaylevel.consumer.listener import ListenerStats
+from delaylevel.consumer.retry_publisher import Unfinished
 from delaylevel.consumer.workers import RunningListener, Subscribed
 from support.fakes import HandClock
 
@@ -114,8 +115,8 @@ def test_consumers_are_closed_together_as_each_may_wait_for_a_broker_that_hangs(
     billing: Any = SimpleNamespace(is_coroutine=False, concurrency=0, consumers=2)
     billing.condition, billing.stats = None, ListenerStats()
     publisher: Any = SimpleNamespace(close=lambda: None)
-    opened = [lambda _: Hanging(), lambda _: Hanging()]
-    listener = RunningListener(billing, publisher, None, HandClock(), opened)
+    unfinished = Unfinished(billing, publisher, HandClock(), threaded=True)
+    listener = RunningListener(unfinished, None, [lambda _: Hanging(), lambda _: Hanging()])
     listener.start()
     listener.close(time.monotonic())
     assert sorted(closed) == [0, 1, 2, 3]

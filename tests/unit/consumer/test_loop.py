@@ -14,6 +14,7 @@ import pytest
 
 from delaylevel.consumer import listeners, workers
 from delaylevel.consumer.listener import listener_of
+from delaylevel.consumer.retry_publisher import Unfinished
 from delaylevel.consumer.workers import LoopListener, LoopThread
 from support.background import Background
 from support.fakes import HandClock
@@ -84,10 +85,10 @@ def test_a_failed_message_that_nobody_takes_over_is_delivered_again(
         raise ValueError("no account")
 
     listener = listener_of(bill, "orders", None, {"subscription": "billing", "retry": False})
-    publisher: Any = None
-    running = LoopListener(listener, publisher, None, HandClock(), [subscribe], loop=thread.loop)
-    unfinished: Any = SimpleNamespace(count=0, most=1, add=take_over)
-    running.unfinished = unfinished
+    unfinished: Any = SimpleNamespace(
+        listener=listener, clock=HandClock(), count=0, most=1, add=take_over
+    )
+    running = LoopListener(unfinished, None, [subscribe], thread.loop)
     running.start()
     try:
         assert taken_over.wait(10)
@@ -112,7 +113,8 @@ def test_a_handler_may_close_what_calls_it(in_loop: bool, monkeypatch: pytest.Mo
 
     def start(app: Any, listener: Any, loop: Any) -> Any:
         publisher: Any = SimpleNamespace(close=lambda: None)
-        found: Any = Calling(listener, publisher, None, HandClock(), [])
+        unfinished = Unfinished(listener, publisher, HandClock(), threaded=True)
+        found: Any = Calling(unfinished, None, [])
         if in_loop:
             loop.call_soon_threadsafe(close)
         else:
