@@ -64,29 +64,23 @@ _FLUSH_S = 30.0
 _POSITIVE = (1 << 63) - 1
 
 
-class InvalidIdError(InvalidInputError):
-    """A value that cannot be the ID of a message, returned by a function of the application."""
-
-
 def key_of(value: object) -> int:
     """Return the number in [0, 2**63) that stands for an ID: itself, or a hash."""
-    if isinstance(value, str):
-        if not value:
-            raise InvalidIdError("an empty text")
+    if isinstance(value, str) and value:
         digest = blake2b(str.encode(value, "utf-8", "surrogatepass"), digest_size=8)
         return int.from_bytes(digest.digest(), "little") & _POSITIVE
     try:
         number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise InvalidIdError(f"{value!r} ({type(value).__name__})")
-    if 0 <= number <= _POSITIVE:
-        return number
-    try:
         packed = struct.pack("<q", number)
-    except struct.error:
-        raise InvalidIdError(f"{number}, which does not fit into 64 bits") from None
+    except (TypeError, struct.error):
+        packed = None
+    if packed is None or isinstance(value, bool):
+        raise InvalidInputError(
+            f"the ID for deduplication was {value!r}: it must be a text that is not empty, or an "
+            "integer of 64 bits"
+        )
+    if number >= 0:
+        return number
     # Another hash than that of a text with the same bytes.
     digest = blake2b(packed, digest_size=8, person=b"integer")
     return int.from_bytes(digest.digest(), "little") & _POSITIVE
@@ -97,9 +91,6 @@ class HandledIds:
 
     For each message: `begin`; if that says so, the handler; then `save` before the acknowledgement,
     or `release` if the message was not handled with success.
-
-    A caller must not wait for a message that another one is handling while it has begun a message
-    that is neither saved nor released: two callers could wait for each other, and one for itself.
     """
 
     def __init__(self, options: Deduplication) -> None:
@@ -115,17 +106,9 @@ class HandledIds:
         """Return the number of remembered IDs."""
         return len(self._handled)
 
-    @property
-    def unsaved(self) -> int:
-        """Number of handled IDs that the store does not have yet."""
-        return 0
-
     def begin(self, message: Any) -> Verdict:
-        """Claim the ID of a message, unless it was handled or another message has the claim.
-
-        Any error is that of the application's function for IDs; then the message is not claimed.
-        """
-        key = self._key_of(message)
+        """Claim the ID of a message, unless it was handled or another message has the claim."""
+        key = key_of(message.identity if self._by is None else self._by(message))
         with self._lock:
             if key in self._in_progress:
                 return Verdict.WAIT
@@ -136,14 +119,7 @@ class HandledIds:
         return Verdict.HANDLE
 
     def save(self, message: Any, saved: Callable[[], object]) -> None:
-        """Save the ID of a message that was handled; acknowledge the message only afterwards.
-
-        If the store does not take the ID, that is logged, and the message is acknowledged all the
-        same: left unacknowledged, it would certainly be handled again.
-
-        Args:
-            saved: function to call when the ID is saved, in this thread or that of the store.
-        """
+        """Save the ID of a message that was handled, then call ``saved`` in any thread."""
         key = self._keys.pop(id(message))
         with self._lock:
             self._handled.save(key, _KEY)
@@ -165,18 +141,7 @@ class HandledIds:
         return True
 
     def close(self) -> None:
-        """Flush and close the store; log it if IDs are lost. A second call does nothing."""
-
-    def _key_of(self, message: Any) -> int:
-        by = self._by
-        try:
-            return key_of(message.identity if by is None else by(message))
-        except InvalidIdError as error:
-            source = getattr(by, "__qualname__", repr(by)) if by else "message.id"
-            raise InvalidIdError(
-                f"the ID for deduplication, from {source}, was {error}: it must be a text that is "
-                "not empty, or an integer of 64 bits"
-            ) from None
+        """Flush and close the store; log it if IDs are lost."""
 
 
 SUFFIX = "handled"

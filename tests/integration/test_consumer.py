@@ -16,7 +16,8 @@ import urllib3
 from delaylevel import DelayLevelClient
 from delaylevel.broker.process import free_ports
 from delaylevel.cluster.connection.settings import Connection
-from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, handled_ids
+from delaylevel.consumer import Deduplication, TopicIdStore, handled_ids
+from delaylevel.consumer.handled_ids import TopicIds
 from delaylevel.consumer.retry import Verdict
 from delaylevel.testing import EmbeddedPulsar
 from support.world import QUIET, RealWorld, eventually
@@ -91,23 +92,21 @@ def test_it_serves_metrics_and_a_signal_ends_it_after_the_running_handler(
         consumer.receive(500)
 
 
-Open = Callable[..., HandledIds]
+Open = Callable[..., TopicIds]
 
 
 def message(number: object) -> Any:
     return SimpleNamespace(id=f"m-{number}", identity=f"m-{number}")
 
 
-def save(handled: HandledIds, *numbers: object) -> None:
+def save(handled: TopicIds, *numbers: object) -> None:
     """Save IDs without waiting for each, then wait for all."""
     for number in numbers:
         save_one(handled, number, lambda: None)
     assert handled.flush()
 
 
-def save_one(
-    handled: HandledIds, number: object, saved: Callable[[], object] | None = None
-) -> None:
+def save_one(handled: TopicIds, number: object, saved: Callable[[], object] | None = None) -> None:
     """Save an ID; without a function for it, wait until the broker has confirmed it."""
     each, event = message(number), threading.Event()
     assert handled.begin(each) is Verdict.HANDLE
@@ -115,7 +114,7 @@ def save_one(
     assert saved or event.wait(60)
 
 
-def known(handled: HandledIds, *numbers: object) -> list[bool]:
+def known(handled: TopicIds, *numbers: object) -> list[bool]:
     """Return which IDs are those of handled messages."""
     found = []
     for each in map(message, numbers):
@@ -127,13 +126,13 @@ def known(handled: HandledIds, *numbers: object) -> list[bool]:
 @pytest.fixture
 def opened(world: RealWorld) -> Iterator[Open]:
     """``opened(topic="orders", client=None, **options)``: handled IDs in a topic."""
-    made: list[HandledIds] = []
+    made: list[TopicIds] = []
 
-    def make(topic: str = "orders", client: Any = None, **options: Any) -> HandledIds:
+    def make(topic: str = "orders", client: Any = None, **options: Any) -> TopicIds:
         store = options.pop("store", None) or TopicIdStore(timeout_s=20)
         deduplication = Deduplication(store=store, **options)
         name = world.topic(topic)
-        handled = handled_ids.open_ids(deduplication, client or world.client(), name, "billing")
+        handled = TopicIds(deduplication, client or world.client(), name, "billing")
         made.append(handled)
         return handled
 

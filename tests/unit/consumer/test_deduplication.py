@@ -11,16 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delaylevel.consumer import (
-    Deduplication,
-    HandledIds,
-    InvalidIdError,
-    Listeners,
-    ReceivedMessage,
-    TopicIdStore,
-)
-from delaylevel.consumer.handled_ids import key_of, open_ids
+from delaylevel.consumer import Deduplication, Listeners, ReceivedMessage, TopicIdStore
+from delaylevel.consumer.handled_ids import HandledIds, TopicIds, key_of, open_ids
 from delaylevel.consumer.retry import Verdict
+from delaylevel.errors import InvalidInputError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 
@@ -61,18 +55,18 @@ def test_texts_and_integers_are_different_ids() -> None:
     ("value", "text"),
     [
         (None, "was None"),
-        (1.0, r"was 1.0 \(float\)"),
-        (b"x", r"was b'x' \(bytes\)"),
-        ("", "was an empty text"),
-        (True, r"was True \(bool\)"),
-        (1 << 63, "does not fit into 64 bits"),
-        (-(1 << 63) - 1, "does not fit into 64 bits"),
+        (1.0, "was 1.0"),
+        (b"x", "was b'x'"),
+        ("", "was ''"),
+        (True, "was True"),
+        (1 << 63, "an integer of 64 bits"),
+        (-(1 << 63) - 1, "an integer of 64 bits"),
     ],
 )
 def test_a_wrong_id_is_an_error_and_leaves_no_claim(value: Any, text: str) -> None:
     handled = opened(by=lambda each: each.given)
     wrong = message(given=value)
-    with pytest.raises(InvalidIdError, match=rf"lambda.*{text}"):
+    with pytest.raises(InvalidInputError, match=text):
         handled.begin(wrong)
     handled.release(wrong)
     assert len(handled) == 0
@@ -95,7 +89,7 @@ def test_a_message_is_handled_once_and_a_failed_one_again() -> None:
     handled.release(failing)
     assert handle(handled, message("c"))
     assert not handle(handled, message("c"))
-    assert (len(handled), handled.unsaved) == (2, 0)
+    assert len(handled) == 2
     assert handled.flush()
     handled.close()
 
@@ -118,6 +112,7 @@ def test_ids_that_a_topic_refuses_are_kept_as_far_as_they_are_remembered() -> No
         handled = open_ids(options, memory.client(), "orders", "billing")
         memory.admin.terminate(TopicName.parse("orders-billing-handled").partition(0))
         assert all(handle(handled, message(str(number))) for number in range(9))
+        assert isinstance(handled, TopicIds)
         assert handled.unsaved == 4
 
 
