@@ -23,7 +23,6 @@ import struct
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
@@ -177,14 +176,13 @@ class TopicIds(HandledIds):
         self._settings = {**UNLIMITED_SETTINGS, "batching_enabled": False}
         self._settings["send_timeout_millis"] = int(options.store.timeout_s * 1000)
         self._changed = threading.Condition()
-        # In this order: IDs of the next record, with their functions; the number of those in the
-        # record that is being sent; IDs that were not confirmed, whose functions were called, as
-        # many as processes remember.
+        # The IDs of the next record, each with the function that it calls when it is saved; and
+        # the number of those in the record that is being sent.
         self._waiting: list[tuple[int, Callable[[], object]]] = []
         self._sending = 0
-        self._failed: deque[int] = deque(maxlen=options.capacity)
+        self._capacity = options.capacity
         self._pause, self._retry_s = GrowingPause(), 0.0
-        self._stopped = self._closed = False
+        self._stopped = False
         # A client in memory does not wait: IDs are stored in the thread of the handler.
         self._threaded = has_core(client)
         self._threads: list[threading.Thread] = []
@@ -237,14 +235,12 @@ class TopicIds(HandledIds):
         # would certainly be handled again if it stayed unacknowledged. So `saved` is called, the
         # failure is logged, and the ID is sent again after a pause.
         with self._changed:
-            if time.monotonic() < self._retry_s:
-                # The topic refused a moment ago, and no handler is to wait for its next answer.
-                self._failed.append(key)
-            else:
-                self._waiting.append((key, saved))
-                saved = _nothing
-                self._changed.notify_all()
-        saved()
+            # The topic refused a moment ago, and no handler is to wait for its next answer.
+            refused = time.monotonic() < self._retry_s
+            self._waiting.append((key, _nothing if refused else saved))
+            self._changed.notify_all()
+        if refused:
+            saved()
         if not self._threaded:
             self._store_all()
 
@@ -259,9 +255,6 @@ class TopicIds(HandledIds):
             return self._changed.wait_for(lambda: not self.unsaved, timeout_s)
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
         if not self.flush():
             log.error(
                 "%d IDs of handled messages could not be stored, and are forgotten at the end of "
@@ -283,7 +276,8 @@ class TopicIds(HandledIds):
 
     @property
     def unsaved(self) -> int:
-        return len(self._waiting) + self._sending + len(self._failed)
+        """Number of handled IDs that the topic does not have yet."""
+        return len(self._waiting) + self._sending
 
     def _stop(self) -> None:
         with self._changed:
@@ -298,18 +292,16 @@ class TopicIds(HandledIds):
             with self._changed:
                 if self._stopped:
                     return
-                pause_s = max(0.0, self._retry_s - time.monotonic()) if self._failed else None
-                if not self._waiting and pause_s != 0:
-                    self._changed.wait(pause_s)
+                pause_s = max(0.0, self._retry_s - time.monotonic())
+                if pause_s or not self._waiting:
+                    self._changed.wait(pause_s or None)
                     continue
             self._store_all()
 
     def _store_all(self) -> None:
         """Store one record with the IDs that wait, and call their functions."""
         with self._changed:
-            queue = [*((key, _nothing) for key in self._failed), *self._waiting]
-            sent, self._waiting = queue[:_MOST_IDS], queue[_MOST_IDS:]
-            self._failed.clear()
+            sent, self._waiting = self._waiting[:_MOST_IDS], self._waiting[_MOST_IDS:]
             self._sending = len(sent)
         if not sent:
             return
@@ -332,8 +324,8 @@ class TopicIds(HandledIds):
             else:
                 # It may be stored or not, so these IDs are sent again. Their messages do not wait
                 # for that: unacknowledged, they would certainly be handled again.
-                sent, self._waiting = [*sent, *self._waiting], []
-                self._failed.extend(key for key, _ in sent)
+                sent += self._waiting
+                self._waiting = [(key, _nothing) for key, _ in sent[-self._capacity :]]
                 self._sending = 0
                 self._retry_s = time.monotonic() + self._pause.next_s()
         if failure is None:
