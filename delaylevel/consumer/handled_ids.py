@@ -41,6 +41,7 @@ from delaylevel.cluster.threads import GrowingPause, in_thread
 from delaylevel.errors import (
     AdminError,
     BrokerError,
+    ClientError,
     ConflictError,
     InvalidInputError,
     LevelTopicError,
@@ -135,7 +136,7 @@ class HandledIds:
             with self._lock:
                 self._in_progress.discard(key)
 
-    def flush(self, timeout_s: float = _FLUSH_S) -> bool:
+    def flush(self, timeout_s: float) -> bool:
         """Wait until the store has every ID; return False if it does not within the time, in s."""
         return True
 
@@ -236,7 +237,7 @@ class TopicIds(HandledIds):
         # failure is logged, and the ID is sent again after a pause.
         with self._changed:
             # The topic refused a moment ago, and no handler is to wait for its next answer.
-            refused = time.monotonic() < self._retry_s
+            refused = self._stopped or time.monotonic() < self._retry_s
             self._waiting.append((key, _nothing if refused else saved))
             self._changed.notify_all()
         if refused:
@@ -244,18 +245,19 @@ class TopicIds(HandledIds):
         if not self._threaded:
             self._store_all()
 
-    def flush(self, timeout_s: float = _FLUSH_S) -> bool:
+    def flush(self, timeout_s: float) -> bool:
         with self._changed:
             self._retry_s = 0.0
             self._changed.notify_all()
         if not self._threaded:
             self._store_all()
-            return not self.unsaved
+            timeout_s = 0.0
         with self._changed:
-            return self._changed.wait_for(lambda: not self.unsaved, timeout_s)
+            self._changed.wait_for(lambda: self._stopped or not self.unsaved, timeout_s)
+            return not self.unsaved
 
     def close(self) -> None:
-        if not self.flush():
+        if not self.flush(_FLUSH_S):
             log.error(
                 "%d IDs of handled messages could not be stored, and are forgotten at the end of "
                 "this process: copies of these messages would be handled again",
@@ -313,6 +315,8 @@ class TopicIds(HandledIds):
                 self._producer.send(_encode([key for key, _ in sent]), properties=self._properties)
         except Exception as error:
             failure = error
+            if isinstance(error, ClientError) and error.name == "AlreadyClosed":
+                self._stop()  # no producer can be opened: the client was closed, this log was not
             # After most failures a producer never sends again.
             producer, self._producer = self._producer, None
             if producer is not None:

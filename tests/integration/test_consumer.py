@@ -103,7 +103,7 @@ def save(handled: TopicIds, *numbers: object) -> None:
     """Save IDs without waiting for each, then wait for all."""
     for number in numbers:
         save_one(handled, number, lambda: None)
-    assert handled.flush()
+    assert handled.flush(60)
 
 
 def save_one(handled: TopicIds, number: object, saved: Callable[[], object] | None = None) -> None:

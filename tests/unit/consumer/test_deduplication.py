@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,12 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delaylevel.consumer import Deduplication, Listeners, ReceivedMessage, TopicIdStore
+from delaylevel.consumer import (
+    Deduplication,
+    Listeners,
+    ReceivedMessage,
+    TopicIdStore,
+    handled_ids,
+)
 from delaylevel.consumer.handled_ids import HandledIds, TopicIds, key_of, open_ids
 from delaylevel.consumer.retry import Verdict
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
+from support.world import eventually
 
 
 def message(id_: str = "a", **values: Any) -> Any:
@@ -90,7 +98,7 @@ def test_a_message_is_handled_once_and_a_failed_one_again() -> None:
     assert handle(handled, message("c"))
     assert not handle(handled, message("c"))
     assert len(handled) == 2
-    assert handled.flush()
+    assert handled.flush(60)
     handled.close()
 
 
@@ -114,6 +122,24 @@ def test_ids_that_a_topic_refuses_are_kept_as_far_as_they_are_remembered() -> No
         assert all(handle(handled, message(str(number))) for number in range(9))
         assert isinstance(handled, TopicIds)
         assert handled.unsaved == 4
+
+
+def test_a_closed_client_ends_the_tries_to_store_ids(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The listeners were not closed before it."""
+    monkeypatch.setattr(handled_ids, "has_core", lambda client: True)  # with threads
+    with MemoryPulsar() as memory:
+        client = memory.client()
+        handled = TopicIds(Deduplication(store=TopicIdStore()), client, "orders", "billing")
+        client.close()
+        assert handle(handled, message("a"))
+        eventually(lambda: not handled._threads[1].is_alive(), "the end of the writer")
+        assert handle(handled, message("b"))
+        start_s = time.monotonic()
+        handled.close()
+        assert time.monotonic() - start_s < 10
+    assert "2 IDs of handled messages could not be stored" in caplog.text
 
 
 NOW, HOUR = timedelta(0), timedelta(hours=1)
