@@ -6,19 +6,13 @@ import.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from delaylevel.cluster import logs
-from delaylevel.cluster.connection.settings import (
-    ENVIRONMENT_PREFIX,
-    TABLE,
-    Connection,
-    read_config,
-)
+from delaylevel.cluster.connection.settings import TABLE, Connection, read_config
 from delaylevel.errors import ConfigError, InvalidInputError
 from delaylevel.producer.client import DelayLevelClient
 
@@ -41,18 +35,7 @@ class ApplicationConfig:
         environ: Mapping[str, str] = os.environ,
         **connection: Any,
     ) -> ApplicationConfig:
-        """Read the settings of the connection, as :meth:`.Connection.load`, and of the listeners.
-
-        The settings of a listener's name, ``[listeners.bill]`` for the handler ``bill``, override
-        those of all listeners.
-        """
-        prefix = f"{ENVIRONMENT_PREFIX}{TABLE.upper()}_"
-        for variable in sorted(environ):
-            if variable.startswith(prefix) and environ[variable]:
-                raise ConfigError(
-                    f"the environment variable {variable} is not a setting: write it into "
-                    f"[{TABLE}] of the configuration file"
-                )
+        """Read the settings of listeners, and with :meth:`.Connection.load` the connection."""
         loaded = Connection.load(config_file=config_file, environ=environ, **connection)
         path, contents = read_config(config_file, environ)
         listed = contents.get(TABLE, {})
@@ -77,18 +60,14 @@ class ApplicationConfig:
 
 def _checked(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return settings of listeners from one place, checked."""
-    found, wrong = {}, []
+    found = {}
     for name, value in values.items():
         if name not in CHECKS:
-            close = difflib.get_close_matches(str(name), CHECKS, 1)
             known = ", ".join(CHECKS)
-            hint = f"did you mean {close[0]}?" if close else f"known are {known}"
-            raise ConfigError(f"{name} (from {place}) is not a setting: {hint}")
+            raise ConfigError(f"{name} (from {place}) is not a setting: known are {known}")
         try:
             checked = CHECKS[name](value)
-            found[name] = value if checked is None else checked  # `retry` may be false
         except InvalidInputError as error:
-            wrong.append(f"{name} (from {place}): {error}")
-    if wrong:
-        raise ConfigError("; ".join(wrong))
+            raise ConfigError(f"{name} (from {place}): {error}") from None
+        found[name] = value if checked is None else checked  # `retry` may be false
     return found

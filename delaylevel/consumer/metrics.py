@@ -77,16 +77,16 @@ class ListenerCollector(Reporter):
         subscribed = family(GaugeMetricFamily, "subscribed", text)
         for listener, state in self._states():
             labels = (listener.topic, listener.subscription, listener.name)
-            subscribed.add_metric(labels, int(state is not None and state.subscribed))
+            subscribed.add_metric(labels, int(state.subscribed))
         yield subscribed
 
     def alive(self) -> Sequence[ProbeCheck]:
         return [
             ProbeCheck(
                 f"threads of {listener}",
-                state is None or state.alive,
+                state.alive,
                 "they run"
-                if state is None or state.alive
+                if state.alive
                 else "a thread ended: the log of this process has the reason; restart it",
             )
             for listener, state in self._states()
@@ -98,22 +98,22 @@ class ListenerCollector(Reporter):
     def status(self) -> Sequence[StatusSection]:
         return [_section(listener, state) for listener, state in self._states()]
 
-    def _states(self) -> list[tuple[Listener, ListenerHealth | None]]:
-        health = self._app.health()
-        return [(each, health.get((each.topic, each.subscription))) for each in self._app.listeners]
+    def _states(self) -> list[tuple[Listener, ListenerHealth]]:
+        health, idle = self._app.health(), ListenerHealth(alive=True, subscribed=False)
+        return [
+            (each, health.get((each.topic, each.subscription), idle))
+            for each in self._app.listeners
+        ]
 
 
-def _subscribed(listener: Listener, state: ListenerHealth | None) -> ProbeCheck:
+def _subscribed(listener: Listener, state: ListenerHealth) -> ProbeCheck:
     text = "subscribed"
-    if state is None:
-        text = "the listener has not started, or it has stopped"
-    elif not state.subscribed:
-        text = "not subscribed; it tries again: the log of this process has the reason"
-    well = state is not None and state.subscribed
-    return ProbeCheck(f"consumers of {listener}", well, text)
+    if not state.subscribed:
+        text = "not subscribed: it has not started or has stopped, or the log has the reason"
+    return ProbeCheck(f"consumers of {listener}", state.subscribed, text)
 
 
-def _section(listener: Listener, state: ListenerHealth | None) -> StatusSection:
+def _section(listener: Listener, state: ListenerHealth) -> StatusSection:
     counts = listener.stats.counts()
     facts = {
         "Topic": listener.topic,

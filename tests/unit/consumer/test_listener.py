@@ -101,7 +101,7 @@ async def yielding_later(message: Any) -> Any:
         ),
         (lambda message, more: None, r"\(message, more\)"),
         (lambda *, message: None, "exactly one"),
-        (Service.method, r"app.on\(...\)\(thing.method\)"),
+        (Service.method, r"this one is method\(self, message"),
         (yielding, "has a yield"),
         (yielding_later, "has a yield"),
         (Service, "is a class"),
@@ -120,18 +120,16 @@ def test_a_wrong_handler_is_refused(handler: Any, said: str) -> None:
         ({"subscription_type": "Sharde"}, "Shared, Key_Shared, Failover or Exclusive"),
         ({"subscription_type": "Exclusive", "concurrency": 2}, "write concurrency=1"),
         ({"concurrency": 0}, "concurrency is 1 to"),
-        ({"batch": 5}, "a handler gets one message"),
         ({"retry": 5}, "retry is Backoff"),
         ({"deduplicate": "yes"}, "deduplicate must be True, False"),
         ({"filter": "price > 5"}, "filter is a function of the message"),
         ({"filter": lambda: True}, "filter takes exactly one positional argument"),
-        ({"schema": pulsar.schema.StringSchema}, r"write StringSchema\(...\)"),
+        ({"schema": pulsar.schema.StringSchema}, "schema is an object of .*StringSchema"),
         ({"initial_position": "first"}, "earliest or latest"),
         ({"receiver_queue_size": 0}, "receiver_queue_size=0 works neither"),
-        ({"concurency": 3}, "did you mean concurrency"),
-        ({"frobnicate": 3}, "remove it"),
-        ({"message_listener": handle}, "the handler takes its place"),
-        ({"consumer_type": pulsar.ConsumerType.Shared}, "write subscription_type"),
+        ({"concurency": 3}, "it has .* concurrency, and those of"),
+        ({"message_listener": handle}, "but not .* message_listener"),
+        ({"consumer_type": pulsar.ConsumerType.Shared}, "it has subscription, subscription_type"),
     ],
 )
 def test_a_wrong_option_is_refused(options: dict[str, Any], said: str) -> None:
@@ -235,7 +233,7 @@ def test_a_file_has_the_connection_and_the_listeners(write: Write) -> None:
     ("text", "expected"),
     [
         ("[listeners]\nconcurency = 2", r"concurency \(from \[listeners\] in .*\) is not a setti"),
-        ("[listeners]\nconcurency = 2", r"did you mean concurrency\?"),
+        ("[listeners]\nconcurency = 2", "known are .* concurrency,"),
         ("[listeners.bill]\nconcurrency = 0", r"\[listeners.bill\] in .*: concurrency is 1 to 10"),
         ('[listeners]\nsubscription = " "', r"subscription .*: subscription is a name"),
         ('[listeners]\nretry = ["10s", "5 parsecs"]', r"retry .*5 parsecs"),
@@ -247,11 +245,6 @@ def test_a_file_has_the_connection_and_the_listeners(write: Write) -> None:
 def test_a_wrong_file_is_refused_in_our_own_words(write: Write, text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         ApplicationConfig.load(write(text), environ={})
-
-
-def test_a_variable_for_listeners_is_refused() -> None:
-    with pytest.raises(ConfigError, match="LISTENERS_CONCURRENCY is not a setting: write it into"):
-        ApplicationConfig.load(environ={"DELAYLEVEL_LISTENERS_CONCURRENCY": "2"})
 
 
 def test_every_setting_of_a_listener_is_an_option_of_a_listener(write: Write) -> None:

@@ -75,9 +75,9 @@ def test_counts_and_durations(app: Troubled) -> None:
     ("state", "alive", "ready", "text"),
     [
         (ListenerHealth(True, True), 200, 200, "subscribed"),
-        (ListenerHealth(True, False), 200, 503, "not subscribed; it tries again"),
+        (ListenerHealth(True, False), 200, 503, "or the log has the reason"),
         (ListenerHealth(False, True), 503, 200, "a thread ended"),
-        (None, 200, 503, "has not started, or it has stopped"),
+        (None, 200, 503, "it has not started or has stopped"),
     ],
 )
 def test_probes(
