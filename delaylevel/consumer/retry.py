@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import NamedTuple
 
 from delaylevel.errors import InvalidInputError
@@ -24,7 +23,6 @@ class Verdict(enum.Enum):
     WAIT = enum.auto()
 
 
-_MOST_ATTEMPTS = 10_000
 #: Classes of exceptions.
 Errors = tuple[type[BaseException], ...]
 
@@ -59,10 +57,6 @@ class Backoff:
         if isinstance(jitter, bool) or not isinstance(jitter, (int, float)) or not 0 <= jitter <= 1:
             raise InvalidInputError(f"jitter is a number from 0 to 1, not {jitter!r}")
         parsed = tuple(parse_delay(delay, "a delay of Backoff") for delay in delays)
-        if len(parsed) >= _MOST_ATTEMPTS:
-            raise InvalidInputError(
-                f"Backoff has {len(parsed)} delays: a message has at most {_MOST_ATTEMPTS} attempts"
-            )
         object.__setattr__(self, "delays", parsed)
         object.__setattr__(self, "jitter", float(jitter))
         object.__setattr__(self, "retry_on", _classes(retry_on, "retry_on"))
@@ -142,21 +136,14 @@ class Reject(Exception):  # noqa: N818
 
 
 # A reason is one line of a log. It and a traceback become properties of a stored message.
-_LONGEST_REASON, LONGEST_TRACE = 1_000, 8_000
-_HERE = str(Path(__file__).parent)
+_LONGEST_REASON, _LONGEST_TRACE = 1_000, 8_000
 
 
 class Decision(NamedTuple):
-    """The decision about a message whose attempt failed.
+    """The decision about a message whose attempt failed."""
 
-    Attributes:
-        delay: time until the next attempt; None for a dead letter.
-        reason: the failure in one line of at most 1,000 characters, e.g. ``ValueError: text``.
-        error: the failure of the handler.
-    """
-
-    delay: timedelta | None
-    reason: str
+    delay: timedelta | None  # until the next attempt; None for a dead letter
+    reason: str  # the error in one line
     error: BaseException
 
 
@@ -174,15 +161,11 @@ def reason_of(error: BaseException) -> str:
 
 def trace_of(error: BaseException) -> str:
     """Return the traceback of an exception, its last 8,000 characters."""
-    # Without the calls of this package that lead to the handler.
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
-        trace = trace.tb_next
     try:
-        lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
+        lines = traceback.format_exception(error)
     except Exception:
         return reason_of(error)
-    return clean("".join(lines))[-LONGEST_TRACE:]
+    return clean("".join(lines))[-_LONGEST_TRACE:]
 
 
 def one_line(text: str) -> str:
@@ -197,15 +180,10 @@ def clean(text: str) -> str:
 
 def decide(backoff: Backoff | None, attempt: int, error: BaseException) -> Decision:
     """Return the decision about a message whose attempt failed, by its number from 1."""
-    reason, delay = reason_of(error), None
-    wish = error if isinstance(error, Retry) else None
-    if isinstance(error, Reject):
-        pass
-    elif backoff is None:
-        if wish is not None:
-            reason = one_line(f"without effect, as the listener has retry=False: {reason}")
-    elif wish is not None or backoff.retries(error):
-        delay = backoff.delay(attempt)
-        if delay is not None and wish is not None and wish.after is not None:
-            delay = wish.after
-    return Decision(delay, reason, error)
+    delay = None
+    if backoff is not None and not isinstance(error, Reject):
+        if isinstance(error, Retry) or backoff.retries(error):
+            delay = backoff.delay(attempt)
+        if delay is not None and isinstance(error, Retry) and error.after is not None:
+            delay = error.after
+    return Decision(delay, reason_of(error), error)

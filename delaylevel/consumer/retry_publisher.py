@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -37,7 +37,6 @@ from delaylevel.cluster.threads import GrowingPause
 from delaylevel.errors import (
     DelayTooLongError,
     InvalidDelayError,
-    MessageTooLargeError,
     UnsupportedOptionError,
 )
 from delaylevel.model import envelope as env
@@ -55,7 +54,7 @@ from delaylevel.topics import members
 
 from .listener import Listener
 from .message import ReceivedMessage
-from .retry import Decision, clean, one_line, trace_of
+from .retry import Decision, clean, one_line, reason_of, trace_of
 from .retry_topics import RetryTopics, dead_letter_partition, prepare
 
 log = logging.getLogger(__name__)
@@ -96,51 +95,12 @@ def copy_id(message: ReceivedMessage) -> str:
     return _own_id(message, f"{rounds}.{message.attempt}" if rounds else str(message.attempt))
 
 
-def letter_id(message: ReceivedMessage) -> str:
-    """Return the ID of the dead letter that follows this attempt."""
-    return _own_id(message, f"dead.{round_of(message) + 1}")
-
-
 def _own_id(message: ReceivedMessage, step: str) -> str:
     # Not the ID: a producer may forward it with other messages, and each of them has its retries.
     whole = f"{message.first_position_id}#{quote(message.subscription, safe='')}#{step}"
     if len(whole) <= env.LONGEST_ID:
         return whole
     return f"sha256-{hashlib.sha256(clean(whole).encode()).hexdigest()}#{step}"
-
-
-def letter_properties(
-    message: ReceivedMessage,
-    found: dict[str, str],
-    decision: Decision,
-    *,
-    retry_topic: str,
-    due_ms: int,
-    schema: SchemaRef | None,
-) -> dict[str, str]:
-    """Return all properties of a dead letter.
-
-    Args:
-        found: properties of the message, with those that replace unreadable fields.
-    """
-    properties = {
-        **copy_properties(message, decision.reason),
-        retries.TRACEBACK: trace_of(decision.error),
-        retries.ATTEMPTS: str(message.attempt),
-        retries.ROUND: str(round_of(message) + 1),
-        env.DUE: str(due_ms),
-        env.TARGET: retry_topic,
-        env.ID: letter_id(message),
-        env.SOURCE: message.position_id,
-        env.REASON: f"attempt {message.attempt} failed: {decision.reason}",
-    }
-    # Its attempts are counted from 1 again if it is replayed.
-    del properties[retries.FAILED_ATTEMPTS]
-    unreadable = (env.UNREADABLE, RAW)
-    properties.update((k, v) for k, v in found.items() if k.startswith(unreadable))
-    if schema is not None:
-        properties[env.SCHEMA] = str(schema)
-    return properties
 
 
 def round_of(message: ReceivedMessage) -> int:
@@ -169,8 +129,12 @@ Declared = tuple[EncodedSchema | None, SchemaRef | None]
 _BYTES: Declared = (None, None)
 
 
-class CannotParkError(Exception):
-    """The reason why a copy can never be stored: the message has to be a dead letter."""
+class UnreadableError(Exception):
+    """A key that no producer could send."""
+
+
+# The errors with which a copy can never be stored: the message has to be a dead letter.
+_NEVER = (UnreadableError, DelayTooLongError, InvalidDelayError, pulsar.MessageTooBig)
 
 
 @dataclass
@@ -235,12 +199,9 @@ class RetryPublisher:
         return producer
 
     def park(self, failed: Sequence[Failed]) -> list[Exception | None]:
-        """Store copies of messages for their next attempts.
+        """Store copies of messages for their next attempts; return None or the error for each.
 
-        Returns:
-            None for each copy that the broker has confirmed, or the error. After an error, the copy
-            may be stored or not, and may be published again; after a CannotParkError, it is not,
-            and cannot be.
+        After an error, a copy may be stored or not, and may be published again.
         """
         outcomes: list[Exception | None] = []
         answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
@@ -253,7 +214,7 @@ class RetryPublisher:
                 self._check(each.message)
                 fields, schema = fields_of(each.message), SchemaKey.of(each.message.raw)
                 if env.UNREADABLE in fields.properties:
-                    raise CannotParkError(fields.properties[env.UNREADABLE])
+                    raise UnreadableError(fields.properties[env.UNREADABLE])
                 if schema not in producers:
                     try:
                         producers[schema] = self.producer(schema)
@@ -261,7 +222,19 @@ class RetryPublisher:
                         producers[schema] = error
                 if isinstance(producers[schema], Exception):
                     raise producers[schema]
-                self._send(producers[schema], each, fields, number, answers)
+                producers[schema].send_async(
+                    fields.value,
+                    lambda result, _, number=number: answers.put((number, result)),
+                    properties=copy_properties(each.message, each.decision.reason),
+                    partition_key=fields.key or None,
+                    ordering_key=fields.ordering_key or None,
+                    event_timestamp=fields.event_ms or None,
+                    deliver_at=each.due_ms,
+                    message_id=copy_id(each.message),
+                    # Its original is acknowledged, so no default expiry may ever end it: neither
+                    # that of the level topic now, nor one that is set while it waits.
+                    expires_at=NEVER_MS,
+                )
                 awaited += 1
             except Exception as error:
                 outcomes[number] = error
@@ -276,39 +249,32 @@ class RetryPublisher:
         if any(type(error).__name__ in _ENDED for error in outcomes):
             # Look at the topics again, and open other producers, for the next copies.
             self._close_producers()
-        # Those that are too large, again without the text of the error.
-        smaller: dict[int, Failed] = {}
-        for number, outcome in enumerate(outcomes):
-            if isinstance(outcome, pulsar.MessageTooBig):
-                decision = failed[number].decision
-                if decision.reason:
-                    bare = decision._replace(reason="")
-                    smaller[number] = replace(failed[number], decision=bare)
-                else:
-                    sizes = "the broker's limit for messages is lower"
-                    if isinstance(outcome, MessageTooLargeError):
-                        sizes = f"{outcome.size:,} bytes, at most {outcome.limit:,}"
-                    outcomes[number] = CannotParkError(f"the copy would be too large ({sizes})")
-        if smaller:
-            again = self.park(list(smaller.values()))
-            for number, outcome in zip(smaller, again, strict=True):
-                outcomes[number] = outcome
         return outcomes
 
     def bury(self, message: ReceivedMessage, decision: Decision) -> None:
         """Store a message in the dead-letter topic of the subscription."""
         self._check(message)
         self._prepared()
-        fields = fields_of(message)
+        fields, rounds = fields_of(message), round_of(message) + 1
+        properties = {
+            **copy_properties(message, decision.reason),
+            retries.TRACEBACK: trace_of(decision.error),
+            retries.ATTEMPTS: str(message.attempt),
+            retries.ROUND: str(rounds),
+            env.DUE: str(self._clock.now_ms()),  # a replay hands it on at once
+            env.TARGET: self.topics.retry.full,
+            env.ID: _own_id(message, f"dead.{rounds}"),
+            env.SOURCE: message.position_id,
+            env.REASON: f"attempt {message.attempt} failed: {decision.reason}",
+        }
+        # Its attempts are counted from 1 again if it is replayed.
+        del properties[retries.FAILED_ATTEMPTS]
+        unreadable = (env.UNREADABLE, RAW)
+        properties.update((k, v) for k, v in fields.properties.items() if k.startswith(unreadable))
+        _, reference = self._declare(SchemaKey.of(message.raw))
+        if reference is not None:
+            properties[env.SCHEMA] = str(reference)
         assert self._letters is not None
-        properties = letter_properties(
-            message,
-            fields.properties,
-            decision,
-            retry_topic=self.topics.retry.full,
-            due_ms=self._clock.now_ms(),  # a replay hands it on at once
-            schema=self._declare(SchemaKey.of(message.raw))[1],
-        )
         self._letters.store([(fields, properties)])
 
     def close(self) -> None:
@@ -390,28 +356,6 @@ class RetryPublisher:
             declared = EncodedSchema(*found), reference or SchemaRef.of(*found)
         self._declared[key] = declared
         return declared
-
-    def _send(
-        self,
-        producer: Any,
-        failed: Failed,
-        fields: ParkedMessage,
-        number: int,
-        answers: SimpleQueue[tuple[int, Any]],
-    ) -> None:
-        producer.send_async(
-            fields.value,
-            lambda result, _: answers.put((number, result)),
-            properties=copy_properties(failed.message, failed.decision.reason),
-            partition_key=fields.key or None,
-            ordering_key=fields.ordering_key or None,
-            event_timestamp=fields.event_ms or None,
-            deliver_at=failed.due_ms,
-            message_id=copy_id(failed.message),
-            # Its original is acknowledged, so no default expiry may ever end it: neither that of
-            # the level topic now, nor one that is set while it waits.
-            expires_at=NEVER_MS,
-        )
 
 
 def fields_of(message: ReceivedMessage) -> ParkedMessage:
@@ -545,8 +489,14 @@ class Unfinished:
     def _park(self, failed: Sequence[Failed]) -> None:
         errors = self._publisher.park(failed) if failed else []
         for each, error in zip(failed, errors, strict=True):
-            if isinstance(error, (CannotParkError, DelayTooLongError, InvalidDelayError)):
-                reason = one_line(f"cannot be retried: {error}; {each.decision.reason}")
+            if isinstance(error, pulsar.MessageTooBig) and each.decision.reason:
+                # Once more, without the text of the error.
+                each.decision = each.decision._replace(reason="")
+                self._wait(each, 0.0)
+            elif isinstance(error, _NEVER):
+                too_large = isinstance(error, pulsar.MessageTooBig)
+                why = "the copy would be too large" if too_large else error
+                reason = one_line(f"cannot be retried: {why}; {reason_of(each.decision.error)}")
                 each.decision = each.decision._replace(delay=None, reason=reason)
                 _log_failure(self.listener, each.message, each.decision)
                 self._letters.append(each)

@@ -268,7 +268,7 @@ class BrokenError(Exception):
         (BrokenError(), False, "BrokenError"),
         (SystemExit(1), False, "attempt 1 failed: SystemExit: 1"),
         (ValueError("a \ud800 b\n" * 5000), False, "ValueError: a \\ud800 b a"),
-        (Retry("1h"), False, "retry=False"),
+        (Retry("1h"), False, "the handler asked for another attempt"),
         (Retry("400d"), ONCE, "cannot be retried: a delay of 400d"),
         (Retry(after=timedelta(days=3_000_000)), ONCE, "cannot be retried: "),
     ],
