@@ -30,13 +30,14 @@ from delaylevel.cluster.client_parts.cores import has_core, message_core
 from delaylevel.cluster.failures import close_quietly, error_name, is_ok
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.own_producers import DeadLetterTopic
-from delaylevel.cluster.port import SchemaVersion, TopicAdmin
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import UNBATCHED_SETTINGS, open_producer
 from delaylevel.cluster.schemas import EncodedSchema, registered_reference
 from delaylevel.cluster.threads import GrowingPause
 from delaylevel.errors import (
     DelayTooLongError,
     InvalidDelayError,
+    InvalidInputError,
     UnsupportedOptionError,
 )
 from delaylevel.model import envelope as env
@@ -111,19 +112,18 @@ def round_of(message: ReceivedMessage) -> int:
 class SchemaKey(NamedTuple):
     """The schema of a received message, as the client tells it."""
 
-    topic: str
-    version: int  # in that topic's registry; -1 without a schema
+    topic: TopicName
+    version: int  # in that topic's registry
 
     @classmethod
-    def of(cls, raw: Any) -> SchemaKey:
-        """Return the schema of a ``pulsar.Message``."""
+    def of(cls, raw: Any) -> SchemaKey | None:
+        """Return the schema of a ``pulsar.Message``; None without one."""
         version = int(message_core(raw).int_schema_version())
         if version < 0:
-            return NO_SCHEMA
-        return cls(TopicName.parse(raw.topic_name()).without_partition.full, version)
+            return None
+        return cls(TopicName.parse(raw.topic_name()).without_partition, version)
 
 
-NO_SCHEMA = SchemaKey("", -1)
 # A schema that the retry topic has, and the reference to it.
 Declared = tuple[EncodedSchema | None, SchemaRef | None]
 _BYTES: Declared = (None, None)
@@ -151,20 +151,25 @@ class Failed:
 class RetryPublisher:
     """Publisher of the retried copies and dead letters of one subscription; its calls wait.
 
-    A copy goes through the level topic of the business topic to the subscription's retry topic.
     One thread uses it, after the one that has called :meth:`prepare`.
     """
 
     def __init__(self, client: Any, topic: str, subscription: str) -> None:
         self.topics = RetryTopics.of(topic, subscription)
         self._client = client
-        self._admin: TopicAdmin | None = getattr(client, "admin", None)
+        admin: TopicAdmin | None = getattr(client, "admin", None)
+        if admin is None:
+            raise InvalidInputError(
+                f"retries of {topic} for subscription {subscription} need the admin interface, to "
+                "create their topics: give the client admin_url=… (or admin=…)"
+            )
+        self._admin = admin
         self._clock: Clock = getattr(client, "_delaylevel_clock", None) or SystemClock()
         # Only a real client waits. In memory, time stands still meanwhile: no batch would end.
         self._options = {} if has_core(client) else {"batching_enabled": False}
         # None until the topics were looked at, and after a failure of a producer.
         self._description: LevelTopicDescription | None = None
-        self._declared: dict[SchemaKey, Declared] = {}
+        self._declared: dict[SchemaKey | None, Declared] = {None: _BYTES}
         self._producers: dict[SchemaRef | None, Any] = {}
         self._letters: DeadLetterTopic | None = None
         self._closed = False
@@ -176,12 +181,12 @@ class RetryPublisher:
             now_ms = self._clock.now_ms()
             Router(description.levels).decide(now_ms + duration_ms(longest), now_ms)
         # New messages are most likely encoded with the latest schema.
-        versions = self._schemas(self.topics.topic)
-        latest = SchemaKey(self.topics.topic.full, versions[-1].version) if versions else NO_SCHEMA
-        self.producer(latest)
+        topic = self.topics.topic
+        versions = self._admin.schemas(topic)
+        self.producer(SchemaKey(topic, versions[-1].version) if versions else None)
         return description
 
-    def producer(self, key: SchemaKey) -> Any:
+    def producer(self, key: SchemaKey | None) -> Any:
         """Return the producer of copies for a schema, opened if necessary."""
         description = self._prepared()
         schema, reference = self._declare(key)
@@ -206,7 +211,7 @@ class RetryPublisher:
         outcomes: list[Exception | None] = []
         answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         # Once for each schema: if the broker is away, every attempt takes its time.
-        producers: dict[SchemaKey, Any] = {}
+        producers: dict[SchemaKey | None, Any] = {}
         awaited = 0
         for number, each in enumerate(failed):
             outcomes.append(None)
@@ -281,13 +286,12 @@ class RetryPublisher:
         """Close the producers; what is being stored fails."""
         self._closed = True
         self._close_producers()
-        letters, self._letters = self._letters, None
-        if letters is not None:
-            letters.close()
+        if self._letters is not None:
+            self._letters.close()
 
     def _close_producers(self) -> None:
         self._description = None
-        self._declared.clear()
+        self._declared = {None: _BYTES}
         while self._producers:
             close_quietly(self._producers.popitem()[1], "producer")
 
@@ -309,7 +313,6 @@ class RetryPublisher:
         if self._description is None:
             self._description = prepare(self._admin, self.topics)
             if self._letters is None:
-                assert self._admin is not None
                 name = self.topics.dead_letter
                 partition = dead_letter_partition(name, members.metadata_of(self._admin, name))
                 create = partial(prepare, self._admin, self.topics)
@@ -317,31 +320,18 @@ class RetryPublisher:
                 self._letters = DeadLetterTopic(self._client, partition, keep)
         return self._description
 
-    def _schemas(self, topic: TopicName) -> Sequence[SchemaVersion]:
-        assert self._admin is not None
-        return self._admin.schemas(topic)
-
-    def _declare(self, key: SchemaKey) -> Declared:
+    def _declare(self, key: SchemaKey | None) -> Declared:
         """Return a schema that the retry topic has, after adding it there if it is missing."""
-        if key == NO_SCHEMA:
-            return _BYTES
-        if key in self._declared:
+        if key is None or key in self._declared:
             return self._declared[key]
-        versions = self._schemas(TopicName.parse(key.topic))
+        schemas, retry_topic = self._admin.schemas, self.topics.retry
+        versions = schemas(key.topic)
         wanted = next((each for each in versions if each.version == key.version), None)
         declared = _BYTES
-        if wanted is None:
-            log.warning(
-                "version %d of the schema of %s does not exist any more: copies of its messages "
-                "have no schema",
-                key.version,
-                key.topic,
-            )
         # No hop could declare another type. Consumers of this client receive such payloads as
         # bytes.
-        elif wanted.type in SCHEMA_TYPES:
-            retry_topic = self.topics.retry
-            own = {SchemaRef.of(each.type, each.definition) for each in self._schemas(retry_topic)}
+        if wanted is not None and wanted.type in SCHEMA_TYPES:
+            own = {SchemaRef.of(each.type, each.definition) for each in schemas(retry_topic)}
             # In this order each version was compatible with those before it.
             for each in versions:
                 needed = each.version <= key.version and each.type in SCHEMA_TYPES
@@ -352,7 +342,7 @@ class RetryPublisher:
                     producer = open_producer(self._client, topic, settings, schema=schema)
                     close_quietly(producer, "producer")
             found = wanted.type, wanted.definition
-            reference = registered_reference(self._schemas(retry_topic), *found)
+            reference = registered_reference(schemas(retry_topic), *found)
             declared = EncodedSchema(*found), reference or SchemaRef.of(*found)
         self._declared[key] = declared
         return declared

@@ -78,18 +78,10 @@ class RetryTopics:
         }
 
 
-def prepare(admin: TopicAdmin | None, topics: RetryTopics) -> LevelTopicDescription:
-    """Create the topics of a subscription's retries as far as they are missing.
-
-    Both have a durable subscription before anything can be published to them. The retry topic
-    becomes a target of the level topic of the business topic, which is created with the default
-    levels if there is none. Several processes may do this at once.
-    """
-    if admin is None:
-        raise InvalidInputError(
-            f"retries of {topics.topic} for subscription {topics.subscription} need the admin "
-            "interface, to create their topics: give the client admin_url=… (or admin=…)"
-        )
+def prepare(admin: TopicAdmin, topics: RetryTopics) -> LevelTopicDescription:
+    """Create the topics of a subscription's retries, and the level topic, as far as missing."""
+    # Several processes may do this at once. Both topics have a durable subscription before anything
+    # can be published to them.
     name, retry = topics.topic.full, topics.retry.full
     levels = as_levels(PartitionStrategy())
     wanted = LevelTopicDescription(default_level_topic(name), levels, (name,))
@@ -118,10 +110,7 @@ def prepare(admin: TopicAdmin | None, topics: RetryTopics) -> LevelTopicDescript
 def find_level_topic(
     admin: TopicAdmin, topic: TopicName, level_topic: str | None = None
 ) -> LevelTopicDescription | None:
-    """Return the level topic of a business topic; None if there is none.
-
-    One of another name counts, too, if it is the only one that serves the topic.
-    """
+    """Return the level topic of a business topic, maybe of another name; None if there is none."""
     if level_topic is not None:
         return registry.find(admin, level_topic)
     found = registry.find(admin, registry.default_name(admin, topic.full))
@@ -151,9 +140,7 @@ def find_dead_letters(
 ) -> tuple[LevelTopicDescription, SourcePartition] | None:
     """Return the dead letters of a subscription, and the level topic that replays them.
 
-    Args:
-        topic: the business topic and a ``subscription``; or the dead-letter topic itself. If it is
-            none, the answer is None.
+    Without ``subscription``, ``topic`` is the dead-letter topic itself; if it is none, return None.
     """
     if subscription is None:
         name = TopicName.parse(topic).without_partition
@@ -249,11 +236,8 @@ def _create(admin: TopicAdmin, name: TopicName, partitions: int, owner: Mapping[
 def _check_owner(
     admin: TopicAdmin, name: TopicName, topics: RetryTopics, owner: Mapping[str, str]
 ) -> None:
-    """Refuse a topic of another subscription; name the owner of a topic that has none.
-
-    Subscription ``x`` of topic ``orders-billing`` and subscription ``billing-x`` of ``orders`` have
-    the same names of topics.
-    """
+    """Refuse a topic of another subscription; name the owner of a topic that has none."""
+    # Subscription `x` of `orders-billing` and `billing-x` of `orders` have the same topics.
     metadata = members.metadata_of(admin, name)
     properties = {} if metadata is None else metadata.properties
     found = {key: properties[key] for key in topics.owner if key in properties}
