@@ -93,10 +93,8 @@ class FunctionOptions:
     tls_trust_certs_file: str | None = None
 
     def __post_init__(self) -> None:
-        if self.parallelism < 1:
-            raise ConfigError(f"parallelism is {self.parallelism}: at least one instance runs")
-        if self.cpu <= 0 or self.ram_mb < 64:
-            raise ConfigError("an instance needs a part of a CPU, and 64 MB")
+        if self.parallelism < 1 or self.cpu <= 0 or self.ram_mb < 64:
+            raise ConfigError("a Function has an instance or more, with a part of a CPU and 64 MB")
 
 
 @dataclass(frozen=True)
@@ -231,17 +229,8 @@ _NAME = "delaylevel-function"
 _ROOTS: tuple[str, ...] = ("pydantic", "urllib3", "certifi", "platformdirs")
 if sys.version_info < (3, 11):
     _ROOTS += ("tomli",)
-# Parts of the core that a Function never uses.
-_NOT_SHIPPED = (
-    "delaylevel/testing/",
-    "delaylevel/demo.py",
-    "delaylevel/spark_sync/",
-    "delaylevel/cli/",
-    "delaylevel/inspection/",
-)
-# Not needed to import a package: tests, headers, sources, caches, programs ("..": bin folders).
-_EXCLUDED_FOLDERS = frozenset({"__pycache__", "tests", "include", "..", ""})
-_EXCLUDED_SUFFIXES = (".pyc", ".pyi", ".pyx", ".pxd", ".pxi", ".h", ".hpp", ".cc", ".a")
+# Caches, and programs in the folders of another place.
+_EXCLUDED_FOLDERS = frozenset({"__pycache__", "..", "/"})
 # With a fixed date, the same files give the same archive.
 _DATE = (2020, 1, 1, 0, 0, 0)
 
@@ -255,23 +244,12 @@ def build() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for inside, content in sorted(files.items()):
-            if _is_needed(inside):
+            if not _EXCLUDED_FOLDERS & set(PurePosixPath(inside).parts):
                 entry = zipfile.ZipInfo(f"{_NAME}/src/{inside}", _DATE)
                 entry.external_attr = 0o644 << 16
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(entry, content)
     return buffer.getvalue()
-
-
-def _is_needed(name: str) -> bool:
-    """Return True if the Function needs a file, given by its path below an entry of sys.path."""
-    inside = PurePosixPath(name)
-    return not (
-        inside.is_absolute()
-        or _EXCLUDED_FOLDERS & set(inside.parts[:-1])
-        or inside.name.endswith(_EXCLUDED_SUFFIXES)
-        or name.startswith(_NOT_SHIPPED)
-    )
 
 
 def _project_files() -> Iterator[tuple[str, bytes]]:

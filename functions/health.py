@@ -163,19 +163,12 @@ def _misconfigured(config: Mapping[str, Any], description: LevelTopicDescription
 def _why_down(down: list[InstanceStatus], function: str) -> str:
     numbers = ", ".join(str(instance.number) for instance in down)
     which = f"instance {numbers} is down" if len(down) == 1 else f"instances {numbers} are down"
-    restart = f"run `pulsar-admin functions restart --fqfn {shell(function)}`"
     worst = max(down, key=lambda instance: instance.restarts)
-    if worst.restarts > 1:
-        return (
-            f"{which}; the worker has started it {worst.restarts} times: most likely its Python "
-            "lacks `delaylevel[functions]` (python3 on the worker: "
-            "`pip install 'pulsar-client[functions]>=3.13,<3.14'`). Also, the archive's packages "
-            "must fit it (deploy with a Python like it, on the same kind of machine). Only the "
-            "worker's own output has the traceback"
-        )
-    if worst.error:
-        return (
-            f"{which} ({worst.error}): it is just starting, or its process ended at once. If it "
-            f"stays down, {restart}; this is always needed after the restart of a standalone broker"
-        )
-    return f"{which}, and the worker gives no reason: {restart}"
+    return (
+        f"{which} ({worst.error or 'no reason given'}): it may be just starting. If it stays down, "
+        f"run `pulsar-admin functions restart --fqfn {shell(function)}`, as always after the "
+        "restart of a standalone broker. If it ends again and again, the worker's Python lacks "
+        "`delaylevel[functions]` (`pip install 'pulsar-client[functions]>=3.13,<3.14'`), or the "
+        "archive's packages do not fit it (deploy with a Python like it, on the same kind of "
+        "machine). Only the worker's own output has the traceback"
+    )

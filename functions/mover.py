@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 
 # Messages to fetch ahead for each partition.
 _RECEIVER_QUEUE = 500
-# Name of a secret with a token for the admin interface.
-_TOKEN_SECRET = "delaylevel_admin_token"
 _POLL_EVERY = 64
 _IDLE_MS = 500
 _BUSY_MS = 2
@@ -132,7 +130,11 @@ class ConsumerLoop(threading.Thread):
         settings = FunctionSettings.from_config(context.get_user_config_map() or {})
         self._level_topic = settings.level_topic
         self._warning = RepeatedWarning(log, f"level topic {settings.level_topic}")
-        token = TokenSource(_token_reader(settings, context))
+        token = TokenSource(
+            partial(instance_token, sys.argv)
+            if settings.token_file is None
+            else partial(worker_token_file, settings.token_file)
+        )
         self._client: Any = context.pulsar_client
         self._target_client: Callable[[], Any] | None = None
         client_arguments = client_settings(sys.argv)
@@ -248,14 +250,6 @@ class ConsumerLoop(threading.Thread):
                     report = metrics_of(relay.take_report(), relay.in_flight)
                     for metric, value in report.items():
                         self._instance.record_metric(metric, value)
-
-
-def _token_reader(settings: FunctionSettings, context: Any) -> Callable[[], str | None]:
-    """Return a function that reads the Function's own token, or else the worker's."""
-    if settings.token_file is not None:
-        return partial(worker_token_file, settings.token_file)
-    secret = context.get_secret(_TOKEN_SECRET)
-    return partial(instance_token, sys.argv) if not secret else lambda: str(secret)
 
 
 def metrics_of(report: RelayReport, in_flight: int) -> dict[str, float]:
