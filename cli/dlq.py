@@ -230,8 +230,10 @@ def _connected(
 ) -> Iterator[tuple[Any, Admin, LevelTopicDescription, SourcePartition | None]]:
     """Find dead letters; the source is that of a subscription, None for the level topic's own."""
     with settings.admin() as admin:
-        found = find_dead_letters(admin, topic, subscription)
-        described, source = found or (describe(admin, topic, search=True), None)
+        if subscription is None:
+            described, source = describe(admin, topic, search=True), None
+        else:
+            described, source = find_dead_letters(admin, topic, subscription)
         with settings.client() as client:
             yield client, admin, described, source
 

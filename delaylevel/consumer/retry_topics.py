@@ -61,14 +61,6 @@ class RetryTopics:
         retry = retries.retry_topic(name.full, subscription)
         return cls(name, subscription, retry, retries.dead_letter_topic(name.full, subscription))
 
-    @classmethod
-    def owning(cls, metadata: TopicMetadata | None) -> RetryTopics | None:
-        """Return the topics to which one of them belongs, by its metadata; None for another one."""
-        owner = {} if metadata is None else metadata.properties
-        if retries.OWNER_TOPIC not in owner or retries.OWNER_SUBSCRIPTION not in owner:
-            return None
-        return cls.of(owner[retries.OWNER_TOPIC], owner[retries.OWNER_SUBSCRIPTION])
-
     @property
     def owner(self) -> dict[str, str]:
         """The properties of these topics that name the subscription."""
@@ -136,31 +128,18 @@ def retry_type(consumer_type: Any, description: LevelTopicDescription) -> Any:
 
 
 def find_dead_letters(
-    admin: TopicAdmin, topic: str, subscription: str | None = None
-) -> tuple[LevelTopicDescription, SourcePartition] | None:
-    """Return the dead letters of a subscription, and the level topic that replays them.
-
-    Without ``subscription``, ``topic`` is the dead-letter topic itself; if it is none, return None.
-    """
-    if subscription is None:
-        name = TopicName.parse(topic).without_partition
-        if not name.local.endswith(retries.DEAD_LETTER_SUFFIX):
-            return None
-        metadata = members.metadata_of(admin, name)
-        found = RetryTopics.owning(metadata)
-        if found is None:
-            return None
-        topics = found
-    else:
-        topics = RetryTopics.of(topic, subscription)
-        metadata = members.metadata_of(admin, topics.dead_letter)
-        if metadata is None:
-            raise LevelTopicError(
-                f"{topics.topic} has no dead letters of subscription {subscription}: "
-                f"{topics.dead_letter} does not exist. It is created when a listener with retries "
-                "starts"
-            )
-    level_topic = None if metadata is None else metadata.properties.get(retries.OWNER_LEVEL_TOPIC)
+    admin: TopicAdmin, topic: str, subscription: str
+) -> tuple[LevelTopicDescription, SourcePartition]:
+    """Return the dead letters of a subscription, and the level topic that replays them."""
+    topics = RetryTopics.of(topic, subscription)
+    metadata = members.metadata_of(admin, topics.dead_letter)
+    if metadata is None:
+        raise LevelTopicError(
+            f"{topics.topic} has no dead letters of subscription {subscription}: "
+            f"{topics.dead_letter} does not exist. It is created when a listener with retries "
+            "starts"
+        )
+    level_topic = metadata.properties.get(retries.OWNER_LEVEL_TOPIC)
     description = find_level_topic(admin, topics.topic, level_topic)
     if description is None:
         raise LevelTopicError(
@@ -179,10 +158,12 @@ def subscriptions_with_dead_letters(
     for name in map(TopicName.parse, description.targets):
         if not name.local.endswith(retries.RETRY_SUFFIX):
             continue
-        topics = RetryTopics.owning(members.metadata_of(admin, name))
-        if topics is None:
-            continue
         with suppress(NotFoundError):
+            owner = admin.partitioned_metadata(name).properties
+            topic, subscription = map(owner.get, (retries.OWNER_TOPIC, retries.OWNER_SUBSCRIPTION))
+            if topic is None or subscription is None:
+                continue
+            topics = RetryTopics.of(topic, subscription)
             stats = admin.partitioned_stats(topics.dead_letter)
             if entries := sum(map(pending_entries_in, stats.values())):
                 found.append((topics.topic, topics.subscription, entries))
