@@ -99,14 +99,11 @@ def client_settings(arguments: Sequence[str]) -> dict[str, Any] | None:
 
 
 class LevelMover(Function):
-    """Mover of one level topic.
+    """Mover of one level topic."""
 
-    The first message that the worker passes comes with the instance's client and configuration;
-    from then on :class:`ConsumerLoop` does the work.
-
-    ``context.pulsar_client`` and ``context.consumers`` are not part of Pulsar's documented
-    interface. They exist in 4.0.8, and the integration tests verify that.
-    """
+    # The first message that the worker passes comes with the instance's client and configuration.
+    # ``context.pulsar_client`` and ``context.consumers`` are not part of Pulsar's documented
+    # interface. They exist in 4.0.8, and the integration tests verify that.
 
     def __init__(self) -> None:
         self._loop: ConsumerLoop | None = None

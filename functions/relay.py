@@ -37,19 +37,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """A message on its way, from its arrival to its acknowledgement.
-
-    Attributes:
-        confirmed: True once it may be acknowledged.
-        given_back: True once the broker was asked to deliver it again.
-    """
+    """A message on its way, from its arrival to its acknowledgement."""
 
     place: tuple[str, int, int, int]  # topic, ledger, entry and batch index
     message_id: Any
     message: ParkedMessage | None
     lag_ms: int = 0
-    confirmed: bool = False
-    given_back: bool = False
+    confirmed: bool = False  # it may be acknowledged
+    given_back: bool = False  # the broker was asked to deliver it again
 
 
 # The most gaps that one instance leaves in one partition.
@@ -57,11 +52,7 @@ MOST_GAPS = 32
 
 
 def take_confirmed(items: deque[Item], most_gaps: int = MOST_GAPS) -> list[Item]:
-    """Remove from a partition's messages, in the order of arrival, those to acknowledge now.
-
-    At most ``most_gaps`` messages without an outcome are before one that is acknowledged. The cost
-    is proportional to these numbers.
-    """
+    """Remove from a partition's messages, in the order of arrival, those to acknowledge now."""
     found: list[Item] = []
     gaps: list[Item] = []
     while items and len(gaps) < most_gaps:
@@ -102,28 +93,18 @@ _FLUSH_EVERY_S = 0.02
 
 @dataclass
 class RelayReport(ForwardReport):
-    """Outcomes of messages, each counted when it is confirmed.
+    """Outcomes of messages, each counted when it is confirmed."""
 
-    Attributes:
-        given_back: messages that the broker delivers again, by reason.
-        duplicates: messages that were delivered again while in flight, or afterwards.
-        lag_total_ms: sum of the times from a message's hand-off time to its arrival.
-    """
-
-    given_back: Counter[str] = field(default_factory=Counter)
-    duplicates: int = 0
-    lag_total_ms: int = 0
+    given_back: Counter[str] = field(default_factory=Counter)  # to the broker, by reason
+    duplicates: int = 0  # delivered again while in flight, or afterwards
+    lag_total_ms: int = 0  # from the hand-off time to the arrival
     lag_max_ms: int = 0
 
 
 class Relay:
     """Forwards messages, and acknowledges each when its next place has confirmed it.
 
-    One thread calls `offer` for each message, and `poll`.
-
-    Attributes:
-        carrier: to be closed at the end; unacknowledged messages are delivered again.
-        unacknowledged: number of messages that are neither acknowledged nor given back.
+    One thread calls `offer` for each message, and `poll`, and closes the carrier at the end.
     """
 
     def __init__(

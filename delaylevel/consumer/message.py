@@ -58,11 +58,9 @@ class ReceivedMessage:
 
     @property
     def retry_properties(self) -> dict[str, str]:
-        """All properties if this is a copy from the retry topic; otherwise none.
-
-        An application may forward a copy with its properties to another topic, or to its own, where
-        it is a new message.
-        """
+        """All properties if this is a copy from the retry topic; otherwise none."""
+        # An application may forward a copy with its properties to another topic, or to its own,
+        # where it is a new message.
         properties = self.all_properties
         if properties.get(retries.REAL_SUBSCRIPTION) != self.subscription:
             return {}

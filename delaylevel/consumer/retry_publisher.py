@@ -86,11 +86,9 @@ def copy_properties(message: ReceivedMessage, error: str) -> dict[str, str]:
 
 
 def copy_id(message: ReceivedMessage) -> str:
-    """Return the ID of the retried copy that follows this attempt.
-
-    A second copy made by a crash before the acknowledgement has the same ID, and every other copy
-    another one, also after a replay of the dead letter.
-    """
+    """Return the ID of the retried copy that follows this attempt."""
+    # A second copy made by a crash before the acknowledgement has the same ID, and every other copy
+    # another one, also after a replay of the dead letter.
     rounds = round_of(message)
     return _own_id(message, f"{rounds}.{message.attempt}" if rounds else str(message.attempt))
 
@@ -361,15 +359,12 @@ def left_s(until_s: float) -> float:
 
 
 class Unfinished:
-    """The failed messages of one listener that are not stored elsewhere yet.
-
-    Args:
-        threaded: False if a host calls :meth:`work` itself.
-    """
+    """The failed messages of one listener that are not stored elsewhere yet."""
 
     def __init__(
         self, listener: Listener, publisher: RetryPublisher, clock: Clock, threaded: bool
     ) -> None:
+        # If not `threaded`, a host calls :meth:`work`.
         self.listener = listener
         self._publisher = publisher
         self.clock = clock
@@ -408,11 +403,9 @@ class Unfinished:
             self._changed.notify_all()
 
     def work(self, timeout_s: float = 0.0) -> bool:
-        """Store and acknowledge what is there; return False if there was nothing within the time.
-
-        Copies are stored together, dead letters one at a time: none of them waits for another one
-        that its topic refuses.
-        """
+        """Store and acknowledge what is there; return False if nothing came within the time."""
+        # Copies are stored together, dead letters one at a time: none of them waits for another
+        # one that its topic refuses.
         failed = []
         with self._changed:
             now_s = time.monotonic()

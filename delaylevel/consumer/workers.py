@@ -192,17 +192,9 @@ class Receiver(threading.Thread):
 class RunningListener:
     """A listener that receives messages in threads, and the steps around a call of its handler.
 
-    A subclass calls the handler: in these threads, in an event loop, or in the in-memory Pulsar of
-    tests. It calls :meth:`begin` before the handler, and :meth:`settle` after it. It acknowledges
+    A subclass calls :meth:`begin` before the handler and :meth:`settle` after it, and acknowledges
     nothing else. So a crash at any time leaves a message unacknowledged until it was handled, or
     until a copy with its ID is stored.
-
-    Args:
-        subscribe: functions that return a new consumer, given its number: of new messages, and of
-            retried copies.
-
-    Attributes:
-        handles_all: True if every message is handled, so that :meth:`begin` may be left out.
     """
 
     def __init__(
@@ -215,6 +207,7 @@ class RunningListener:
         self.clock = unfinished.clock
         self.unfinished = unfinished
         self._handled = handled
+        # Then :meth:`begin` may be left out.
         self.handles_all = listener.condition is None and handled is None
         self.stopping = threading.Event()
         self.threads: list[Receiver] = []
@@ -225,6 +218,7 @@ class RunningListener:
             self._tokens.put(None)
         # Coroutines wait in the loop.
         threads = 1 if listener.is_coroutine else listener.concurrency
+        # Each function returns a new consumer, given its number.
         for opened, what in zip(subscribe, ("messages", "retries"), strict=False):
             sources = [
                 Subscribed(partial(opened, number), f"{what} of {listener}", self.stopping)
@@ -251,10 +245,7 @@ class RunningListener:
                 return True
 
     def begin(self, message: ReceivedMessage) -> Verdict:
-        """Decide about a received message; after ``WAIT``, ask again a moment later.
-
-        An error, of the application's filter or function for IDs, is a failed attempt.
-        """
+        """Decide about a received message; after ``WAIT``, ask again a moment later."""
         condition = self.listener.condition
         if condition is not None and not condition(message):
             return Verdict.FILTERED
@@ -273,11 +264,7 @@ class RunningListener:
         consumer: Any,
         tally: ListenerCounts,
     ) -> None:
-        """Acknowledge a message, or hand it over to the unfinished ones.
-
-        Args:
-            failure: the error of :meth:`begin` or of the handler.
-        """
+        """Acknowledge a message; after a failure, hand it over to the unfinished ones."""
         if failure is not None:
             self.release(message)
             tally.failed += 1
