@@ -176,20 +176,47 @@ def listener_of(handler: Any, topic: str, name: str | None, given: Mapping[str, 
     if not isinstance(name, str) or not name:
         raise InvalidInputError(f"name is a text, not {name!r}")
     try:
-        is_coroutine = _check_handler(handler)
-        if not isinstance(topic, str):
-            raise InvalidInputError(
-                f"topic is a name, not {topic!r}: register each topic by itself"
-            )
-        return Listener(
-            name=name,
-            topic=TopicName.parse(topic).full,
-            handler=handler,
-            is_coroutine=is_coroutine,
-            **_settings(dict(given), is_coroutine),
-        )
+        return _listener(handler, topic, name, given)
     except (InvalidInputError, TypeError) as error:
         raise InvalidInputError(f"listener {name!r}: {error}") from None
+
+
+def _listener(handler: Any, topic: str, name: str, given: Mapping[str, Any]) -> Listener:
+    is_coroutine = _check_handler(handler)
+    if not isinstance(topic, str):
+        raise InvalidInputError(f"topic is a name, not {topic!r}: register each topic by itself")
+    options = {**_DEFAULTS, **given}
+    known = inspect.signature(pulsar.Client.subscribe).parameters.keys() - {"self", *_TAKEN}
+    for each in sorted(options.keys() - known - set(OWN_OPTIONS)):
+        raise InvalidInputError(
+            f"{each} is not an option of a listener: it has {', '.join(OWN_OPTIONS)}, and those of "
+            f"pulsar.Client.subscribe, but not {', '.join(_TAKEN)}"
+        )
+    for each in sorted(options.keys() & _ALL_CHECKS.keys()):
+        options[each] = _ALL_CHECKS[each](options[each])
+    kind = options["subscription_type"]
+    ordered = kind in (ConsumerType.Exclusive, ConsumerType.Failover)
+    options.setdefault("concurrency", _COROUTINES_AT_ONCE if is_coroutine and not ordered else 1)
+    if options["concurrency"] > 1 and kind == ConsumerType.Exclusive and not is_coroutine:
+        raise InvalidInputError(
+            "an Exclusive subscription has one consumer, so a function runs once at a time: write "
+            "concurrency=1, or another subscription_type"
+        )
+    own = {each: options.pop(each) for each in OWN_OPTIONS}
+    return Listener(
+        name=name,
+        topic=TopicName.parse(topic).full,
+        subscription=own["subscription"],
+        handler=handler,
+        is_coroutine=is_coroutine,
+        subscription_type=kind,
+        schema=own["schema"],
+        backoff=own["retry"],
+        deduplication=own["deduplicate"],
+        condition=own["filter"],
+        concurrency=own["concurrency"],
+        options=options,
+    )
 
 
 def name_of(handler: Any) -> str:
@@ -226,34 +253,6 @@ def _check_signature(function: Any, what: str) -> None:
             f"{what} takes exactly one positional argument, the message, but this one is "
             f"{name_of(function)}{signature}"
         ) from None
-
-
-def _settings(options: dict[str, Any], is_coroutine: bool) -> dict[str, Any]:
-    """Return the checked options as arguments of :class:`Listener`."""
-    own = {name: options.pop(name) for name in OWN_OPTIONS if name in options}
-    subscription = _subscription(own.get("subscription"))
-    kind = _subscription_type(own.get("subscription_type", ConsumerType.Shared))
-    ordered = kind in (ConsumerType.Exclusive, ConsumerType.Failover)
-    several = _COROUTINES_AT_ONCE if is_coroutine and not ordered else 1
-    concurrency = _count("concurrency", own.get("concurrency", several))
-    if concurrency > 1 and kind == ConsumerType.Exclusive and not is_coroutine:
-        raise InvalidInputError(
-            "an Exclusive subscription has one consumer, so a function runs once at a time: write "
-            "concurrency=1, or another subscription_type"
-        )
-    schema = own.get("schema", pulsar.schema.BytesSchema())
-    if not isinstance(schema, pulsar.schema.Schema):
-        raise InvalidInputError(f"schema is an object of the Pulsar client, not {schema!r}")
-    return {
-        "subscription": subscription,
-        "subscription_type": kind,
-        "schema": schema,
-        "backoff": _backoff(own.get("retry", True)),
-        "deduplication": _deduplication(own.get("deduplicate", False)),
-        "condition": _condition(own.get("filter")),
-        "concurrency": concurrency,
-        "options": _consumer_options(options),
-    }
 
 
 def _subscription(value: Any) -> str:
@@ -317,16 +316,10 @@ def _condition(value: Any) -> Callable[[Any], Any] | None:
     return checked
 
 
-def _consumer_options(options: dict[str, Any]) -> dict[str, Any]:
-    known = inspect.signature(pulsar.Client.subscribe).parameters.keys() - {"self", *_TAKEN}
-    for name in options.keys() - known:
-        raise InvalidInputError(
-            f"{name} is not an option of a listener: it has {', '.join(OWN_OPTIONS)}, and those of "
-            f"pulsar.Client.subscribe, but not {', '.join(_TAKEN)}"
-        )
-    return {
-        name: CHECKS[name](value) if name in CHECKS else value for name, value in options.items()
-    }
+def _schema(value: Any) -> Any:
+    if not isinstance(value, pulsar.schema.Schema):
+        raise InvalidInputError(f"schema is an object of the Pulsar client, not {value!r}")
+    return value
 
 
 def _queue_size(value: Any) -> int:
@@ -356,4 +349,13 @@ CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "concurrency": partial(_count, "concurrency"),
     "initial_position": _position,
     "receiver_queue_size": _queue_size,
+}
+_ALL_CHECKS = {**CHECKS, "schema": _schema, "filter": _condition}
+_DEFAULTS = {
+    "subscription": None,
+    "subscription_type": ConsumerType.Shared,
+    "schema": pulsar.schema.BytesSchema(),
+    "retry": True,
+    "deduplicate": False,
+    "filter": None,
 }
