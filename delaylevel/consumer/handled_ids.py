@@ -453,24 +453,18 @@ def _prepare(client: Any, topic: TopicName) -> str:
     """Create the topic if the client may, and return the name of its first partition."""
     admin = getattr(client, "admin", None)
     if admin is not None:
-        for lack, create in (
-            ("was not created", partial(admin.create_partitioned, topic, 1)),
-            (
-                "has no subscription",
-                partial(admin.create_subscription, topic, SUBSCRIPTION, earliest=True),
-            ),
+        for step in (
+            partial(admin.create_partitioned, topic, 1),
+            partial(admin.create_subscription, topic, SUBSCRIPTION, earliest=True),
+            partial(apply_policies, admin, topic, OURS),
         ):
             try:
-                create()
+                step()
             except ConflictError:
                 pass
             except AdminError as error:
-                log.info("%s %s (%s): the client tries it", topic, lack, error.reason)
-        try:
-            apply_policies(admin, topic, OURS)
-        except AdminError as error:
-            log.info("%s keeps the policies of its namespace (%s)", topic, error.reason)
-        except LevelTopicError as error:
-            log.warning("policies of the namespace may expire IDs: %s", error)
+                log.info("%s stays as it is: %s", topic, error)
+            except LevelTopicError as error:
+                log.warning("policies of the namespace may expire IDs: %s", error)
     partitions: list[str] = client.get_topic_partitions(topic.full)
     return partitions[0]
