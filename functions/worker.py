@@ -98,9 +98,4 @@ class FunctionsWorker:
                     "embedded one) and `delaylevel[functions]` in their Python, or create a level "
                     "topic with --mover service, for `delaylevel run`"
                 ) from error
-            if error.status in (409, 503) and "orker" in error.reason:
-                raise LevelTopicError(
-                    f"the functions worker is not ready ({error.reason}): wait some seconds, and "
-                    "look at the broker's log if that does not help"
-                ) from error
             raise
