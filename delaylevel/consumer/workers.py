@@ -197,6 +197,9 @@ class RunningListener:
     until a copy with its ID is stored.
     """
 
+    #: What a filter or function for IDs may raise as a failed attempt.
+    failures: tuple[type[BaseException], ...] = (BaseException,)
+
     def __init__(
         self,
         unfinished: Unfinished,
@@ -255,6 +258,31 @@ class RunningListener:
         """Give up a message after :meth:`begin`, without a decision."""
         if self._handled is not None:
             self._handled.release(message)
+
+    async def perform(self, message: ReceivedMessage, consumer: Any, tally: ListenerCounts) -> None:
+        """Handle a message in an event loop; acknowledge it or leave it to the unfinished ones."""
+        verdict, failure = Verdict.HANDLE, None
+        try:
+            while (verdict := self.begin(message)) is Verdict.WAIT:
+                # Another task or thread is handling a message with the same ID.
+                await asyncio.sleep(_WAIT_S)
+        except asyncio.CancelledError:
+            raise
+        except self.failures as error:  # of the filter, or of the function for IDs
+            failure = error
+        if failure is None and verdict is Verdict.HANDLE:
+            tally.in_progress += 1
+            start_s = time.perf_counter()
+            try:
+                failure = await self.call(message)
+            finally:
+                tally.took(time.perf_counter() - start_s)
+                tally.in_progress -= 1
+        self.settle(verdict, failure, message, consumer, tally)
+
+    async def call(self, message: ReceivedMessage) -> BaseException | None:
+        """Call the handler, and return its error; None if it succeeded."""
+        raise NotImplementedError
 
     def settle(
         self,
@@ -494,7 +522,7 @@ class LoopListener(RunningListener):
         """Perform a call, then those that waited for it because of their key."""
         while True:
             try:
-                await self._handle(call)
+                await self.perform(call.message, call.consumer, call.receiver.tally)
             except asyncio.CancelledError:
                 for _ in self._keys.pop(key, ()):  # those that waited for it
                     self._tokens.put(None)
@@ -513,26 +541,7 @@ class LoopListener(RunningListener):
                 return
             call = waiting.popleft()
 
-    async def _handle(self, call: _Call) -> None:
-        """Handle a message, and acknowledge it or leave it to the unfinished ones."""
-        message, consumer, receiver = call
-        verdict, failure = Verdict.HANDLE, None
-        try:
-            while (verdict := self.begin(message)) is Verdict.WAIT:
-                # Another task or thread is handling a message with the same ID.
-                await asyncio.sleep(_WAIT_S)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # of the filter, or of the function for IDs
-            failure = error
-        if failure is None and verdict is Verdict.HANDLE:
-            failure = await self._call(message, receiver.tally)
-        self.settle(verdict, failure, message, consumer, receiver.tally)
-
-    async def _call(self, message: ReceivedMessage, tally: ListenerCounts) -> BaseException | None:
-        """Call the handler, and return its error; None if it succeeded."""
-        tally.in_progress += 1
-        start_s = time.perf_counter()
+    async def call(self, message: ReceivedMessage) -> BaseException | None:
         try:
             await self.listener.handler(message)
         except asyncio.CancelledError as error:
@@ -542,9 +551,6 @@ class LoopListener(RunningListener):
             return error  # of the handler's own making
         except BaseException as error:
             return error
-        finally:
-            tally.took(time.perf_counter() - start_s)
-            tally.in_progress -= 1
         return None
 
 

@@ -7,7 +7,6 @@ nothing: a loop of ours runs the coroutines of handlers.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.port import NamespacePolicies
 from delaylevel.consumer.listener import Listener
 from delaylevel.consumer.message import ReceivedMessage
-from delaylevel.consumer.retry import Verdict
 from delaylevel.consumer.workers import RunningListener, refuse_awaitable
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection.inspector import Inspector
@@ -54,6 +52,8 @@ Handled = Callable[[Listener, ReceivedMessage], object]
 
 class MemoryListener(RunningListener):
     """A listener whose handler is called when the clock is advanced."""
+
+    failures = (Exception, SystemExit)
 
     def __init__(
         self,
@@ -114,41 +114,23 @@ class MemoryListener(RunningListener):
                 message = ReceivedMessage(raw, topic, subscription, now_ms)
                 worked = True
                 self._tally.received += 1
-                await self._take(message, consumer)
+                await self.perform(message, consumer, self._tally)
                 self._finish()
         return worked
 
-    async def _take(self, message: ReceivedMessage, consumer: Any) -> None:
-        """Call the handler unless the filter or the handled IDs leave the message out."""
-        tally = self._tally
-        verdict: Verdict = Verdict.HANDLE
-        failure: BaseException | None = None
-        try:
-            verdict = self.begin(message)
-        except (Exception, SystemExit) as error:
-            failure = error
-        if failure is None and verdict is Verdict.HANDLE:
-            tally.in_progress = 1
-            start_s = time.perf_counter()
-            try:
-                failure = await self._call(message)
-            finally:
-                tally.took(time.perf_counter() - start_s)
-                tally.in_progress = 0
-            if failure is None:
-                self._listening.handled(self.listener, message)
-        self.settle(verdict, failure, message, consumer, tally)
-
-    async def _call(self, message: ReceivedMessage) -> BaseException | None:
-        """Call the handler; return its error, or None."""
-        listener = self.listener
+    async def call(self, message: ReceivedMessage) -> BaseException | None:
+        listener, failure = self.listener, None
         try:
             returned = listener.handler(message)
             if returned is not None and not listener.is_coroutine:
                 refuse_awaitable(returned)
         except _FAILURES as error:
             return error
-        return await self._listening.call(returned) if listener.is_coroutine else None
+        if listener.is_coroutine:
+            failure = await self._listening.call(returned)
+        if failure is None:
+            self._listening.handled(listener, message)
+        return failure
 
     def _finish(self) -> bool:
         """Store and acknowledge failed messages; return True if there was one."""
