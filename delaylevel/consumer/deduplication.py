@@ -58,9 +58,8 @@ class Deduplication:
                 f"by must be a function of the message that returns its ID, got {self.by!r}"
             )
         capacity = self.capacity
-        if isinstance(capacity, bool) or not isinstance(capacity, int):
-            raise InvalidInputError(f"capacity must be an integer, got {capacity!r}")
-        if capacity < 2 or capacity % 2:
-            raise InvalidInputError(f"capacity must be even and at least 2, got {capacity}")
+        whole = isinstance(capacity, int) and not isinstance(capacity, bool)
+        if not whole or capacity < 2 or capacity % 2:
+            raise InvalidInputError(f"capacity must be an even integer from 2 on, got {capacity!r}")
         if not isinstance(self.store, (TopicIdStore, type(None))):
             raise InvalidInputError(f"store must be a TopicIdStore or None, got {self.store!r}")

@@ -187,7 +187,14 @@ def _ensure(admin: TopicAdmin, topics: RetryTopics, level_topic: LevelTopicDescr
         (topics.retry, partitions, topics.subscription),
         (topics.dead_letter, 1, SUBSCRIPTION),
     ):
-        created = _create(admin, name, count, owner)
+        created = not admin.topic_exists(name)
+        try:
+            if created:
+                admin.create_partitioned(name, count, owner)
+        except ConflictError:
+            created = False  # another process was faster
+        except NotFoundError as error:
+            raise members.no_namespace(name.namespace_path, error) from None
         _check_owner(admin, name, topics, owner)
         with suppress(ConflictError):
             admin.create_subscription(name, subscription, earliest=True)
@@ -199,19 +206,6 @@ def _ensure(admin: TopicAdmin, topics: RetryTopics, level_topic: LevelTopicDescr
             if created:
                 raise
             log.debug("policies of %s: %s", name, error)
-
-
-def _create(admin: TopicAdmin, name: TopicName, partitions: int, owner: Mapping[str, str]) -> bool:
-    """Create a topic if it is missing; return True if it was."""
-    if admin.topic_exists(name):
-        return False
-    try:
-        admin.create_partitioned(name, partitions, owner)
-    except ConflictError:
-        return False  # another process was faster
-    except NotFoundError as error:
-        raise members.no_namespace(name.namespace_path, error) from None
-    return True
 
 
 def _check_owner(

@@ -152,9 +152,9 @@ def test_wrong_delays_and_stores_are_refused_where_they_are_given() -> None:
         (lambda: retry("soon"), "after.* is no duration"),
         (lambda: retry(-1), "after is a timedelta or a text"),
         (lambda: deduplication(by="key"), "by must be a function"),
-        (lambda: deduplication(capacity=3), "even and at least 2, got 3"),
-        (lambda: deduplication(capacity=2.0), "must be an integer, got 2.0"),
-        (lambda: deduplication(capacity=True), "must be an integer, got True"),
+        (lambda: deduplication(capacity=3), "an even integer from 2 on, got 3"),
+        (lambda: deduplication(capacity=2.0), "an even integer from 2 on, got 2.0"),
+        (lambda: deduplication(capacity=True), "an even integer from 2 on, got True"),
         (lambda: deduplication(store="ids"), "a TopicIdStore or None, got 'ids'"),
         (lambda: deduplication(store=TopicIdStore), "a TopicIdStore or None, got <class"),
     ):
