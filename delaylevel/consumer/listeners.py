@@ -67,16 +67,16 @@ def start_listener(
             handled = open_ids(listener.deduplication, client, topic, subscription)
             stack.callback(handled.close)
         # A listener without retries gets the dead letters that are replayed.
-        retries = {
-            "consumer_type": retry_type(listener.subscription_type, level_topic),
-            # Copies are never skipped, wherever a new subscription begins with the messages.
-            "initial_position": pulsar.InitialPosition.Earliest,
-        }
-        messages = {"consumer_type": listener.subscription_type}
         subscribe = partial(_subscribe, listener, client)
         opened: list[Callable[[int], Any]] = [
-            partial(subscribe, listener.topic, messages),
-            partial(subscribe, publisher.topics.retry.full, retries),
+            partial(subscribe, listener.topic, consumer_type=listener.subscription_type),
+            partial(
+                subscribe,
+                publisher.topics.retry.full,
+                consumer_type=retry_type(listener.subscription_type, level_topic),
+                # Copies are never skipped, wherever a new subscription begins with the messages.
+                initial_position=pulsar.InitialPosition.Earliest,
+            ),
         ]
         host: Host = app.host or ThreadedListener
         if app.host is None and listener.is_coroutine:
@@ -91,9 +91,7 @@ def start_listener(
     return running
 
 
-def _subscribe(
-    listener: Listener, client: Any, topic: str, options: Mapping[str, Any], number: int
-) -> Any:
+def _subscribe(listener: Listener, client: Any, topic: str, number: int, **options: Any) -> Any:
     """Return a new consumer, by its number from 0."""
     given = {**listener.options, **options}
     if listener.is_coroutine:
