@@ -86,7 +86,6 @@ SLOW_S = 1.0
 #: The reason for holding a message of a target that has used up its share.
 SLOW = "it confirms messages more slowly than they arrive"
 
-_WARN_AGAIN_S = 60.0
 # Messages of this time share batches.
 _FLUSH_EVERY_S = 0.02
 
@@ -130,6 +129,7 @@ class Relay:
         self._undecided: list[Item] = []
         self._read_s, self._check_s = float("-inf"), now_s() + _CHECK_EVERY_S
         self._warning = RepeatedWarning(log, description.topic, now_s)
+        self._refused = RepeatedWarning(log, f"topics of {description.topic}", now_s)
         self._limit = in_flight
         self.now_s = now_s
         self.carrier: Carrier[Item] = Carrier(
@@ -153,7 +153,6 @@ class Relay:
         self._slow: frozenset[str] = frozenset()
         self._share = self._share_bytes = 0
         self._excess = self._excess_bytes = 0
-        self._warn_at_s: dict[str, float] = {}  # by topic of our own
         self._report = RelayReport()
 
     @property
@@ -251,7 +250,12 @@ class Relay:
             if not carried.reason:
                 self._confirm(carried)
             elif not carried.item.given_back:
-                self._give_back_for(carried.place.topic, carried.item, carried.reason)
+                # It is a topic of our own: no other one can take the message.
+                self._refused.failed(
+                    f"{carried.place.topic} did not confirm ({carried.reason}): its messages will "
+                    "be delivered again"
+                )
+                self._give_back(carried.item, carried.reason)
         # A connected producer would create a topic again that an operator deletes by force.
         self._targets.close_idle()
         if self.now_s() - self._flushed_s >= _FLUSH_EVERY_S:
@@ -309,16 +313,6 @@ class Relay:
         if place.counted_by is None:  # it is in the final window, or delivered
             report.lag_total_ms += item.lag_ms
             report.lag_max_ms = max(report.lag_max_ms, item.lag_ms)
-
-    def _give_back_for(self, topic: str, item: Item, reason: str) -> None:
-        """Give a message back that a topic of our own does not take: no other topic can take it."""
-        now_s = self.now_s()
-        if now_s >= self._warn_at_s.get(topic, now_s):
-            self._warn_at_s[topic] = now_s + _WARN_AGAIN_S
-            log.warning(
-                "%s did not confirm (%s): its messages will be delivered again", topic, reason
-            )
-        self._give_back(item, reason)
 
     def _give_back(self, item: Item, reason: str) -> None:
         self._release(item)
