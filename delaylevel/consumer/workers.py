@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -472,14 +472,10 @@ class LoopListener(RunningListener):
         self._keys: dict[str, deque[_Call]] = {}
 
     def join(self, until_s: float) -> bool:
-        ended, taken = super().join(until_s), 0
-        with suppress(queue.Empty):
-            while taken < self.listener.concurrency:  # with all tokens here, no call has one
-                self._tokens.get(timeout=left_s(until_s))
-                taken += 1
-        for _ in range(taken):
-            self._tokens.put(None)
-        return ended and taken == self.listener.concurrency
+        ended = super().join(until_s)
+        while self.running and left_s(until_s):
+            time.sleep(_WAIT_S)
+        return ended and not self.running
 
     def close_consumers(self) -> None:
         def cancel_all() -> None:
