@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .deduplication import Deduplication, TopicIdStore
-from .listener import Listener, ListenerCounts
+from .listener import Deduplication, Listener, ListenerCounts, TopicIdStore
 from .listeners import Listeners
 from .message import ReceivedMessage
 from .retry import Backoff, Reject, Retry

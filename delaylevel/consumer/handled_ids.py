@@ -1,5 +1,8 @@
 """The IDs of handled messages: in memory, and in a topic that processes share.
 
+Once an ID is saved, no message with this ID is handled again, as long as it is one of the last
+capacity/2 saved ones. Only successful handlings are saved, so a retry is never mistaken for a copy.
+
 Not in the module of the option: this one needs NumPy, which an application without deduplication
 does not install.
 
@@ -54,7 +57,7 @@ from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.structures.id_set import Ids
 from delaylevel.topics.members import apply_policies
 
-from .deduplication import Deduplication
+from .listener import Deduplication
 from .retry import Verdict
 
 log = logging.getLogger(__name__)

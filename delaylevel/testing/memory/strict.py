@@ -19,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from delaylevel.consumer.deduplication import TopicIdStore
 from delaylevel.consumer.handled_ids import LISTENER, SUFFIX, decode_ids, key_of
-from delaylevel.consumer.listener import Listener
+from delaylevel.consumer.listener import Listener, TopicIdStore
 from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.dispatcher.journal.records import pack_message
 from delaylevel.dispatcher.journal.state import JournalState
