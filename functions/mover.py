@@ -15,7 +15,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import KEEP_ENCRYPTED
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.targets.pool import TargetClients
-from delaylevel.errors import BrokerError, ConfigError, DelayLevelError
+from delaylevel.errors import BrokerError, DelayLevelError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.topics import registry as topics
 
@@ -77,13 +77,10 @@ def worker_token_file(path: str) -> str:
     return read_token_file(path, f"token file {path} on this worker")
 
 
-def client_settings(arguments: Sequence[str]) -> dict[str, Any] | None:
-    """Return the arguments of the worker's own client; None if they lack the cluster's address."""
-    url = argument(arguments, "pulsar_serviceurl")
-    if url is None:
-        return None
+def client_settings(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of the worker's own client."""
     settings: dict[str, Any] = {
-        "service_url": url,
+        "service_url": argument(arguments, "pulsar_serviceurl"),
         "use_tls": argument(arguments, "use_tls") == "true",
         "tls_allow_insecure_connection": argument(arguments, "tls_allow_insecure") == "true",
         "tls_validate_hostname": argument(arguments, "hostname_verification_enabled") == "true",
@@ -132,20 +129,14 @@ class ConsumerLoop(threading.Thread):
             if settings.token_file is None
             else partial(worker_token_file, settings.token_file)
         )
-        self._client: Any = context.pulsar_client
-        self._target_client: Callable[[], Any] | None = None
         client_arguments = client_settings(sys.argv)
-        if client_arguments is not None:
-            # The worker's own setting is off by default, and the token must not go to another host.
-            client_arguments["tls_validate_hostname"] = settings.tls_validate_hostname
-            if settings.token_file is not None:
-                client_arguments["authentication"] = token.for_client()
-            self._target_client = partial(pulsar.Client, **client_arguments)
+        # The worker's own setting is off by default, and the token must not go to another host.
+        client_arguments["tls_validate_hostname"] = settings.tls_validate_hostname
         if settings.token_file is not None:
-            if self._target_client is None:
-                raise ConfigError(
-                    "the worker does not pass the cluster's address: no --pulsar_serviceurl"
-                )
+            client_arguments["authentication"] = token.for_client()
+        self._target_client = partial(pulsar.Client, **client_arguments)
+        self._client: Any = context.pulsar_client
+        if settings.token_file is not None:
             self._client = self._target_client()
         self._admin = Admin(
             settings.admin_url,

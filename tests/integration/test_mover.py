@@ -72,6 +72,8 @@ def test_what_is_encrypted_becomes_a_dead_letter_with_its_properties(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("functions.mover._RETRY_S", 0.1)  # it ends with its client
+    url = world.connection.service_url
+    monkeypatch.setattr("sys.argv", ["python", "--pulsar_serviceurl", url])
     description = create(world, HOURS, window_partitions=1)
     other = world.level_topic(HOURS, topic=world.topic("other"), mover=Mover.FUNCTION)
     properties = parked(clock.now_ms() + 1, mine="1")
@@ -115,7 +117,6 @@ def test_what_is_encrypted_becomes_a_dead_letter_with_its_properties(
     context = MagicMock(pulsar_client=client, consumers={})
     admin_url = world.connection.admin_url
     context.get_user_config_map.return_value = {"level_topic": other.topic, "admin_url": admin_url}
-    context.get_secret.return_value = None
     loop = ConsumerLoop(context)
     with contextlib.closing(client):
         loop.start()
