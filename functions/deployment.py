@@ -167,7 +167,6 @@ def deploy(
 
     Raises:
         LevelTopicError: a Function may not move this level topic, or there is no functions worker.
-        ConfigError: the archive cannot be built here.
         AdminError: the worker refused the Function.
     """
     config = function_config(description, connection, options)
@@ -284,10 +283,6 @@ def _distributions() -> Sequence[str]:
         try:
             requirements = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:
-            if name in _ROOTS:
-                raise ConfigError(
-                    f"{name} is not installed here and cannot be shipped: install it first"
-                ) from None
             continue  # a requirement of another platform or Python version
         found.add(name)
         for line in requirements:

@@ -24,12 +24,12 @@ from pulsar import Function
 
 from delaylevel.cluster.client_parts.cores import consumer_core
 from delaylevel.cluster.connection.settings import TokenSource, read_token_file
-from delaylevel.cluster.failures import close_quietly, error_name, missing_subscription
+from delaylevel.cluster.failures import close_quietly, error_name
 from delaylevel.cluster.logs import RepeatedWarning
 from delaylevel.cluster.reader import KEEP_ENCRYPTED
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.targets.pool import TargetClients
-from delaylevel.errors import BrokerError, DelayLevelError
+from delaylevel.errors import DelayLevelError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.topics import registry as topics
 
@@ -172,28 +172,20 @@ class ConsumerLoop(threading.Thread):
 
     def _move(self) -> None:
         description = self._describe()
-        sources = source_topics(description)
         context = self._instance
         name = f"{context.get_function_tenant()}/{context.get_function_namespace()}"
         name += f"/{context.get_function_name()}#{context.get_instance_id()}"
-        try:
-            consumer = self._client.subscribe(
-                sources,
-                SUBSCRIPTION,
-                consumer_type=pulsar.ConsumerType.Shared,
-                initial_position=pulsar.InitialPosition.Earliest,
-                receiver_queue_size=_RECEIVER_QUEUE,
-                max_total_receiver_queue_size_across_partitions=_QUEUES_TOTAL,
-                negative_ack_redelivery_delay_ms=_REDELIVERY_MS,
-                consumer_name=f"delaylevel-function@{name}",
-                **KEEP_ENCRYPTED,
-            )
-        except pulsar.Timeout as error:
-            found = (missing_subscription(self._admin, each, SUBSCRIPTION) for each in sources)
-            missing = next(filter(None, found), None)
-            if missing is None:
-                raise
-            raise BrokerError(missing) from error
+        consumer = self._client.subscribe(
+            source_topics(description),
+            SUBSCRIPTION,
+            consumer_type=pulsar.ConsumerType.Shared,
+            initial_position=pulsar.InitialPosition.Earliest,
+            receiver_queue_size=_RECEIVER_QUEUE,
+            max_total_receiver_queue_size_across_partitions=_QUEUES_TOTAL,
+            negative_ack_redelivery_delay_ms=_REDELIVERY_MS,
+            consumer_name=f"delaylevel-function@{name}",
+            **KEEP_ENCRYPTED,
+        )
         targets = TargetClients(self._client, self._target_client)
         relay = Relay(
             self._client,
