@@ -45,9 +45,6 @@ Handler = TypeVar("Handler", bound=Callable[[Any], Any])
 
 Host = Callable[..., RunningListener]
 
-# A coroutine listener gets enough messages for its calls, and leaves the rest to other processes.
-_SMALLEST_QUEUE, _LARGEST_QUEUE = 100, 1000
-
 
 def start_listener(
     app: Listeners, listener: Listener, loop: asyncio.AbstractEventLoop | None
@@ -94,9 +91,6 @@ def start_listener(
 def _subscribe(listener: Listener, client: Any, topic: str, number: int, **options: Any) -> Any:
     """Return a new consumer, by its number from 0."""
     given = {**listener.options, **options}
-    if listener.is_coroutine:
-        size = max(_SMALLEST_QUEUE, min(_LARGEST_QUEUE, 2 * listener.concurrency))
-        given.setdefault("receiver_queue_size", size)
     if given.get("consumer_name") and listener.consumers > 1:
         # The broker refuses a second Key_Shared consumer of the same name.
         given["consumer_name"] += f"-{number}"
