@@ -205,7 +205,7 @@ class TopicIds(HandledIds):
                 initial_position=pulsar.InitialPosition.Earliest,
                 receiver_queue_size=0,  # it acknowledges what a reader has read
             )
-            self._producer: Any = open_producer(client, self._topic, self._settings)
+        self._producer: Any = None
         self._warning = RepeatedWarning(log, f"handled IDs in {self._topic}")
         try:
             self._start()
@@ -214,8 +214,9 @@ class TopicIds(HandledIds):
             raise
 
     def _start(self) -> None:
-        """Add all stored IDs to the memory, then write and follow the log."""
+        """Open the log, add all stored IDs to the memory, then write and follow the log."""
         with translate_errors():
+            self._producer = open_producer(self._client, self._topic, self._settings)
             reader = PartitionReader(self._client, self._topic, EARLIEST)
             try:
                 while reader.has_message_available():

@@ -21,7 +21,7 @@ from delaylevel.consumer import (
 )
 from delaylevel.consumer.handled_ids import HandledIds, TopicIds, key_of, open_ids
 from delaylevel.consumer.retry import Verdict
-from delaylevel.errors import InvalidInputError
+from delaylevel.errors import ClientError, InvalidInputError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from support.world import eventually
@@ -122,6 +122,17 @@ def test_ids_that_a_topic_refuses_are_kept_as_far_as_they_are_remembered() -> No
         assert all(handle(handled, message(str(number))) for number in range(9))
         assert isinstance(handled, TopicIds)
         assert handled.unsaved == 4
+
+
+def test_a_store_that_cannot_be_opened_leaves_no_consumer() -> None:
+    with MemoryPulsar() as memory:
+        partition = TopicName.parse("orders-billing-handled").partition(0)
+        options = Deduplication(store=TopicIdStore())
+        open_ids(options, memory.client(), "orders", "billing").close()
+        memory.admin.terminate(partition)
+        with pytest.raises(ClientError, match="TopicTerminated"):
+            open_ids(options, memory.client(), "orders", "billing")
+        assert not memory.admin.partition_stats(partition).subscriptions["delaylevel"].consumers
 
 
 def test_a_closed_client_ends_the_tries_to_store_ids(
