@@ -114,6 +114,7 @@ class HandledIds:
         key = key_of(message.identity if self._by is None else self._by(message))
         with self._lock:
             if key in self._in_progress:
+                # A caller that waits must have no other claim: two could wait for each other.
                 return Verdict.WAIT
             if self._handled.is_duplicate(key, _KEY):
                 return Verdict.DUPLICATE
