@@ -82,7 +82,7 @@ def start_listener(
         unfinished = Unfinished(listener, publisher, app.clock, threaded=app.host is None)
         running = host(unfinished, handled, opened)
         stack.callback(running.close_consumers)
-        stack.callback(running.stop)
+        stack.callback(running.stopping.set)
         running.start()
         stack.pop_all()
     return running
@@ -358,7 +358,7 @@ class Listeners:
         until_s = time.monotonic() + self._stop_timeout.total_seconds()
         started, self._started = self._started, []
         for each in started:  # first all of them, so that their handlers end side by side
-            each.stop()
+            each.stopping.set()
         while not _joined(started) and time.monotonic() < until_s and not self._hurry.is_set():
             pass
         for each in started:

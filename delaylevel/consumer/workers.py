@@ -212,7 +212,7 @@ class RunningListener:
         self._handled = handled
         # Then :meth:`begin` may be left out.
         self.handles_all = listener.condition is None and handled is None
-        self.stopping = threading.Event()
+        self.stopping = threading.Event()  # set from outside: then no more messages are received
         self.threads: list[Receiver] = []
         self._sources: list[Subscribed] = []
         # A call of the handler takes one, and puts it back. (In C: it costs each message time.)
@@ -333,10 +333,6 @@ class RunningListener:
     def ready(self) -> bool:
         """True while all consumers are subscribed and connected."""
         return all(source.ready for source in self._sources)
-
-    def stop(self) -> None:
-        """Receive no more messages."""
-        self.stopping.set()
 
     def join(self, until_s: float) -> bool:
         """Wait for running handlers, but for one that makes this call; return True if all ended."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -75,17 +75,15 @@ class MemoryListener(RunningListener):
 
     @property
     def alive(self) -> bool:
-        return self in self._listening.listeners
+        return not self.stopping.is_set()
 
     @property
     def ready(self) -> bool:
         return self.alive and all(consumer.is_connected() for consumer in self._consumers)
 
-    def stop(self) -> None:
-        if self.alive:
-            self._listening.listeners.remove(self)
-
     def close_consumers(self) -> None:
+        with suppress(ValueError):  # it has not started
+            self._listening.listeners.remove(self)
         consumers, self._consumers = self._consumers, []
         for consumer in consumers:
             close_quietly(consumer, "consumer")

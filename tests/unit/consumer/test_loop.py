@@ -93,7 +93,7 @@ def test_a_failed_message_that_nobody_takes_over_is_delivered_again(
     try:
         assert taken_over.wait(10)
     finally:
-        running.stop()
+        running.stopping.set()
         assert running.join(time.monotonic() + 60)
         running.close_consumers()
     eventually(lambda: all(consumer.closed for consumer in opened), "the end of the lost one")
