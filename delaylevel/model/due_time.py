@@ -24,6 +24,13 @@ def due_time_ms(
     return _time_ms("deliver", deliver_at, deliver_after, now_ms)
 
 
+def named_due_ms(deliver_at: int | datetime) -> int:
+    """Return the due time that names a message, whatever the time is now."""
+    found = _at_ms("deliver_at", deliver_at)
+    _check_unit(found, "deliver_at", deliver_at)
+    return found
+
+
 def expiry_ms(
     expires_at: int | datetime | None, expires_after: timedelta | None, due_ms: int | None
 ) -> int:
@@ -62,7 +69,18 @@ def _time_ms(
         found = begin_ms + duration_ms(after)
         _check_range(found, name, after)
         return found if after else None
+    if at is None:
+        return None
     name = f"{verb}_at"
+    found = _at_ms(name, at)
+    # The clock of a test, and that of some machines after their start, begins in 1970.
+    if found and begin_ms >= _EARLIEST_DUE_MS:
+        _check_unit(found, name, at)
+    return found or None
+
+
+def _at_ms(name: str, at: int | datetime) -> int:
+    """Return a point in time in ms since the epoch."""
     if isinstance(at, datetime):
         if at.tzinfo is None or at.utcoffset() is None:
             raise _refused(
@@ -72,23 +90,21 @@ def _time_ms(
         found = instant_ms(at)
     elif isinstance(at, int) and not isinstance(at, bool):
         found = at
-    elif at is None:
-        return None
     else:
         raise _refused(
             f"{name} is milliseconds since the epoch or an aware datetime, not "
             f"{type(at).__name__} ({at!r})"
         )
-    if found == 0:
-        return None
     _check_range(found, name, at)
-    # The clock of a test, and that of some machines after their start, begins in 1970.
-    if found < _EARLIEST_DUE_MS <= begin_ms:
+    return found
+
+
+def _check_unit(found: int, name: str, given: object) -> None:
+    if found < _EARLIEST_DUE_MS:
         raise _refused(
-            f"{name}={at!r} is {format_instant(found)} when read as milliseconds: "
+            f"{name}={given!r} is {format_instant(found)} when read as milliseconds: "
             "multiply seconds by 1000"
         )
-    return found
 
 
 def _check_range(due_ms: int, name: str, given: object) -> None:

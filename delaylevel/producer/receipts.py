@@ -26,7 +26,7 @@ from delaylevel.errors import (
     LevelTopicError,
 )
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.due_time import LATEST_DUE_MS, due_time_ms
+from delaylevel.model.due_time import named_due_ms
 from delaylevel.model.envelope import ID, Envelope, check_id
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage, parked_message, properties_of
@@ -192,13 +192,7 @@ def wanted_message(
                 "name the message: give its receipt, or message_id= with deliver_at= (and "
                 "partition_key= if it has one), as it was sent; nothing was sent"
             )
-        # The present time does not matter, but a clock that is set does: see `due_time_ms`.
-        due_ms = due_time_ms(deliver_at, None, LATEST_DUE_MS)
-        if due_ms is None:
-            raise InvalidDelayError(
-                f"deliver_at={deliver_at!r} is no due time: give that of the message; nothing was "
-                "sent"
-            )
+        due_ms = named_due_ms(deliver_at)
         if partition_key is not None and not isinstance(partition_key, str):
             raise InvalidInputError(
                 f"partition_key is a str, not {type(partition_key).__name__}; nothing was sent"

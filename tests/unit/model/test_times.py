@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from delaylevel.errors import InvalidDelayError
 from delaylevel.model.clock import instant_ms
-from delaylevel.model.due_time import LATEST_DUE_MS, due_time_ms
+from delaylevel.model.due_time import LATEST_DUE_MS, due_time_ms, named_due_ms
 from delaylevel.model.formatting import exact_duration, format_duration, parse_iso
 from support.seeds import examples
 
@@ -78,6 +78,9 @@ def test_invalid_values_are_refused_with_a_remedy(
 @pytest.mark.parametrize("due_ms", [1, 5_000, 99_999_999_999])
 def test_every_time_is_a_due_time_for_a_clock_that_begins_in_1970(due_ms: int) -> None:
     assert due_time_ms(due_ms, None, now_ms=5_000) == due_ms
+    with pytest.raises(InvalidDelayError, match="multiply seconds by 1000"):
+        named_due_ms(due_ms)
+    assert named_due_ms(T0) == T0
 
 
 @examples(60)
