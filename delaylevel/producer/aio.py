@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -444,8 +443,6 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
         await check_create_producer(topic, options)
         with asyncio_errors():
             setup = await in_thread(partial(self._prepare, topic, options, choice))
-            if setup.warning:
-                warnings.warn(setup.warning, stacklevel=2)
             business = await open_producer(self, topic, **options)
             try:
                 return await _opened(business, self, setup)
@@ -514,8 +511,6 @@ async def wrap(producer: Any, client: Any, **options: Any) -> AsyncDelayLevelPro
     await check_create_producer(topic, given)
     with asyncio_errors():
         setup = await in_thread(partial(prepared, partitions_of(client)))
-        if setup.warning:
-            warnings.warn(setup.warning, stacklevel=2)
         if not bound.arguments["plain_producer"]:
             warn_of_assumptions(stacklevel=2)
         return await _opened(producer, client, setup)

@@ -258,8 +258,6 @@ class DelayLevelClient(BaseClient, pulsar.Client):
         check_create_producer(topic, options)
         with client_errors():
             setup = self._prepare(topic, options, choice)
-            if setup.warning:
-                warnings.warn(setup.warning, stacklevel=2)
             create_producer = super().create_producer
             business = create_producer(topic, **options)
             try:
@@ -337,8 +335,6 @@ def wrap(
     check_create_producer(topic, options)
     with client_errors():
         setup = prepared(client.get_topic_partitions)
-        if setup.warning:
-            warnings.warn(setup.warning, stacklevel=2)
         if not plain_producer:
             warn_of_assumptions(stacklevel=2)
         # The client's own method is known to do nothing else, so it opens without a thread.

@@ -168,8 +168,8 @@ def given_options(
 
 def producer_settings(
     options: Mapping[str, Any], description: LevelTopicDescription
-) -> tuple[dict[str, Any], dict[str, Any], str | None]:
-    """Return the arguments for producers of levels and of the window, and a warning or None."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments for producers of levels and of the window."""
     settings: dict[str, Any] = {name: options[name] for name in _KEPT if name in options}
     # It replaces ZLib, with which the client loses messages without a payload.
     settings |= compression_settings(compression_name(options.get("compression_type")))
@@ -180,7 +180,6 @@ def producer_settings(
     )
     lead_ms = description.levels.smallest_lead_ms
     timeout_ms = options.get("send_timeout_millis")
-    warning = None
     if timeout_ms is None:
         timeout_ms = min(max(lead_ms, _SHORTEST_SEND_TIMEOUT_MS), _LONGEST_SEND_TIMEOUT_MS)
     elif timeout_ms <= 0:
@@ -191,16 +190,18 @@ def producer_settings(
             f"({exact_duration(lead_ms)})"
         )
     elif timeout_ms > lead_ms:
-        warning = (
-            f"send_timeout_millis={timeout_ms} is above the lead of the level topic "
-            f"({exact_duration(lead_ms)}): a message that waits in the client for longer than the "
-            "lead can be handed off late"
+        log.warning(
+            "send_timeout_millis=%s is above the lead of level topic %s (%s): a message that waits "
+            "in the client for longer than the lead can be handed off late",
+            timeout_ms,
+            description.topic,
+            exact_duration(lead_ms),
         )
     settings["send_timeout_millis"] = timeout_ms
     if description.mover is Mover.SERVICE:
-        return settings, settings, warning
+        return settings, settings
     # The broker delays the messages of a Function's levels one by one, so they are not batched.
-    return {**settings, "batching_enabled": False}, settings, warning
+    return {**settings, "batching_enabled": False}, settings
 
 
 StrategyArgument = Levels | PartitionStrategy | Sequence[PartitionStrategy] | None
@@ -223,7 +224,6 @@ class ProducerSetup(NamedTuple):
     window_settings: Mapping[str, Any]
     clock: Clock
     describe: Describe | None
-    warning: str | None
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
     missing: bool = False
     reference: SchemaRef | None = None
@@ -331,7 +331,7 @@ def prepare(
         found = _found(admin, wanted, target, configured, choice.create_level_topic)
         description, missing = found or wanted, found is None
         describe = partial(registry.find, admin, description.topic)
-    settings, window_settings, warning = producer_settings(options, description)
+    settings, window_settings = producer_settings(options, description)
     if admin is not None and missing:
         registry.check_creatable(admin, wanted)
     return ProducerSetup(
@@ -341,7 +341,6 @@ def prepare(
         window_settings,
         clock,
         describe,
-        warning,
         size,
         missing,
         admin=admin,

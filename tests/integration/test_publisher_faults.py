@@ -168,7 +168,7 @@ def test_nothing_is_dropped_after_a_connection_lost_before_the_first_confirmatio
         if host == "mover":
             producer = open_producer(client, topic.full, BULK_SETTINGS)
         else:
-            settings, _, _ = producer_settings({}, description)
+            settings, _ = producer_settings({}, description)
             producer = client.create_producer(topic.full, **settings)
         proxy.cut()
         eventually(lambda: not producer.is_connected(), "the end of the connection")

@@ -141,9 +141,7 @@ class Door:
         self.business = OpenedProducer()
         described = fakes.describe(30, targets=(ORDERS,))
         settings = {"batching_enabled": True, **settings}
-        self.setup = ProducerSetup(
-            described, ORDERS, settings, settings, ManualClock(), describe, None
-        )
+        self.setup = ProducerSetup(described, ORDERS, settings, settings, ManualClock(), describe)
 
 
 class ThreadDoor(Door):

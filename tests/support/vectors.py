@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from delaylevel.cluster.port import SchemaVersion
 from delaylevel.cluster.rest.admin import Admin
@@ -24,10 +25,10 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.outcome import Outcome, Receipt
 from delaylevel.model.topic_name import TopicName
+from delaylevel.producer import setup
 from delaylevel.producer.checks import Message, SizeLimit
 from delaylevel.producer.level_topic_cache import LevelTopicCache
 from delaylevel.producer.routing import WINDOW, Routing
-from delaylevel.producer.setup import producer_settings
 from delaylevel.testing import ManualClock
 from delaylevel.topics import registry
 from support.scripted_http import Answer, Server, reply, scripted
@@ -271,13 +272,14 @@ _PYTHON_NAMES = {"send_timeout_ms": "send_timeout_millis"}
 def _setting_answer(case: Case) -> Any:
     options = {_PYTHON_NAMES.get(name, name): value for name, value in case["options"].items()}
     description = _described_as(case["level_topic"])
-    settings, window, warning = producer_settings(options, description)
+    with patch.object(setup.log, "warning") as warning:
+        settings, window = setup.producer_settings(options, description)
     return {
         "batched": settings["batching_enabled"],
         "batched_in_window": window["batching_enabled"],
         "batching_max_messages": settings["batching_max_messages"],
         "send_timeout_ms": settings["send_timeout_millis"],
-        "warned": warning is not None,
+        "warned": warning.called,
     }
 
 
