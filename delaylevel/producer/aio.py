@@ -36,7 +36,6 @@ from delaylevel.cluster.client_parts.cores import schema_of
 from delaylevel.errors import BrokerError, DelayLevelError, DelayTooLongError, InvalidInputError
 
 from .client import (
-    OWN_OPTIONS,
     WRAP_SIGNATURE,
     BaseClient,
     DelayLevelClient,
@@ -439,7 +438,7 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
         choice = taken_choice(kwargs)
         if not enable_delay_level_topic:
             return await super().create_producer(topic, *args, **kwargs)
-        options = given_options(ASYNCIO_CREATE_PRODUCER, topic, args, kwargs, OWN_OPTIONS)
+        options = given_options(ASYNCIO_CREATE_PRODUCER, topic, args, kwargs)
         await check_create_producer(topic, options)
         with asyncio_errors():
             setup = await in_thread(partial(self._prepare, topic, options, choice))

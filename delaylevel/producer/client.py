@@ -101,9 +101,6 @@ def check_pair(producer: Any, client: Any, *, for_asyncio: bool = False) -> None
         )
 
 
-OWN_OPTIONS = ("enable_delay_level_topic", *LevelTopicChoice._fields)
-
-
 class BaseClient:
     """The admin interface and clock of a client, synchronous or asyncio.
 
@@ -254,7 +251,7 @@ class DelayLevelClient(BaseClient, pulsar.Client):
         choice = taken_choice(kwargs)
         if not enable_delay_level_topic:
             return super().create_producer(topic, *args, **kwargs)
-        options = given_options(CREATE_PRODUCER, topic, args, kwargs, OWN_OPTIONS)
+        options = given_options(CREATE_PRODUCER, topic, args, kwargs)
         check_create_producer(topic, options)
         with client_errors():
             setup = self._prepare(topic, options, choice)
@@ -356,8 +353,7 @@ def wrap_request(
     """
     producer, client = arguments["producer"], arguments["client"]
     topic = TopicName.parse(producer.topic()).without_partition.full
-    given = arguments["producer_options"]
-    given = given_options(create_producer, topic, (), given, WRAP_SIGNATURE.parameters)
+    given = given_options(create_producer, topic, (), arguments["producer_options"])
     options = {"block_if_queue_full": True, **given}
     admin, own = arguments["admin"] or getattr(client, "admin", None), None
     if admin is None and arguments["admin_url"] is not None:

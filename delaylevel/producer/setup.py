@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -148,21 +147,10 @@ _KEPT = (
 
 
 def given_options(
-    function: Any,
-    topic: str,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    ours: Iterable[str] = (),
+    create_producer: Any, topic: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments given by name, without the topic; a typo may mean one of ``ours``."""
-    signature = inspect.signature(function)
-    own = list(signature.parameters)[2:]
-    for name in kwargs:
-        if name not in signature.parameters:
-            near = difflib.get_close_matches(name, [*own, *ours], n=1)
-            hint = f": did you mean {near[0]!r}?" if near else f"; the options are {', '.join(own)}"
-            raise TypeError(f"create_producer has no argument {name!r}{hint}")
-    bound = signature.bind_partial(None, topic, *args, **kwargs)
+    """Return the arguments of a client's method that were given, by name, without the topic."""
+    bound = inspect.signature(create_producer).bind_partial(None, topic, *args, **kwargs)
     return {name: bound.arguments[name] for name in list(bound.arguments)[2:]}
 
 
