@@ -277,10 +277,6 @@ def wrap(
     create_level_topic: bool = True,
     admin_url: str | None = None,
     admin: TopicAdmin | None = None,
-    admin_token: str | Callable[[], str] | None = None,
-    tls_trust_certs_file_path: str | None = None,
-    tls_validate_hostname: bool = True,
-    clock: Clock | None = None,
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
     plain_producer: bool = False,
     **producer_options: Any,
@@ -298,13 +294,11 @@ def wrap(
         client: the client that created it, a ``pulsar.Client`` or a :class:`DelayLevelClient`.
         partition_strategy, delay_level_topic, delay_level_namespace, mover, final_window,
             create_level_topic: as in :meth:`DelayLevelClient.create_producer`.
-        admin_url, admin: the admin interface, if the client has none; name several brokers
-            (``http://one:8080,two:8080``), so that it works while one of them is away.
-        admin_token, tls_trust_certs_file_path, tls_validate_hostname: the token, the trusted
-            certificates (PEM; those of ``certifi`` by default) and the check of the host name for
-            ``admin_url``. The credentials of a :class:`DelayLevelClient` are known, those of any
-            other client are not. For a client certificate, give ``admin``.
-        clock: source of the time at which a message is sent.
+        admin_url: the address of the admin interface, if the client has none; name several brokers
+            (``http://one:8080,two:8080``), so that it works while one of them is away. The
+            credentials of a :class:`DelayLevelClient` are used there; any other client's cannot be
+            read.
+        admin: instead of ``admin_url``, an admin client with its own credentials; you close it.
         max_message_size: the broker's ``maxMessageSize``, in bytes.
         plain_producer: True to confirm that the producer has no encryption, no chunks, no message
             router, and the access mode Shared, and is for the whole topic.
@@ -357,12 +351,9 @@ def wrap_request(
     options = {"block_if_queue_full": True, **given}
     admin, own = arguments["admin"] or getattr(client, "admin", None), None
     if admin is None and arguments["admin_url"] is not None:
-        known = dict(getattr(client, "_delaylevel_options", {}))  # those of another client: none
-        known["tls_validate_hostname"] = arguments["tls_validate_hostname"]
-        if arguments["tls_trust_certs_file_path"] is not None:
-            known["tls_trust_certs_file_path"] = arguments["tls_trust_certs_file_path"]
-        admin = own = admin_for(known, arguments["admin_url"], arguments["admin_token"])
-    clock = arguments["clock"] or getattr(client, "_delaylevel_clock", None) or SystemClock()
+        known = getattr(client, "_delaylevel_options", {})  # those of another client: none
+        admin = own = admin_for(known, arguments["admin_url"], None)
+    clock = getattr(client, "_delaylevel_clock", None) or SystemClock()
     choice = LevelTopicChoice(*(arguments[field] for field in LevelTopicChoice._fields))
 
     def prepared(find: Callable[[str], Any]) -> ProducerSetup:

@@ -19,6 +19,7 @@ import pulsar.asyncio
 
 import delaylevel
 import delaylevel.asyncio
+from delaylevel.admin import Admin
 
 MODE = os.environ["OFFICIAL_SUITE_MODE"]
 _ACCESS = {
@@ -60,7 +61,8 @@ def wrapping(plain: Any, wrap: Any) -> Any:
 
     def wrapped(client: Any, producer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = _options(plain.create_producer, args, kwargs)
-        return wrap(producer, _twin(client, plain), **_ACCESS, **options)
+        admin = Admin(_ACCESS["admin_url"], token=_ACCESS["admin_token"])
+        return wrap(producer, _twin(client, plain), admin=admin, **options)
 
     if not inspect.iscoroutinefunction(plain.create_producer):
 

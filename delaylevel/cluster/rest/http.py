@@ -107,7 +107,7 @@ Token = str | Callable[[], str | None] | None
 _Path = str | os.PathLike[str] | None
 
 # A file, or the function of an argument, is asked again at every use.
-_TOKEN = "--token-file, DELAYLEVEL_TOKEN_FILE, or admin_token= of a client"
+_TOKEN = "--token-file, DELAYLEVEL_TOKEN_FILE, admin_token= of a client, token= of an Admin"
 _LONGEST_REASON = 400
 _HOPS = 5
 _LEAST_S = 1.0

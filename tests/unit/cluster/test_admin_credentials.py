@@ -8,20 +8,18 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pulsar
 import pytest
 
 import delaylevel.asyncio
-from delaylevel import DelayLevelClient, wrap
+from delaylevel import DelayLevelClient
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.rest.credentials import admin_credentials
 from delaylevel.errors import (
     AdminError,
     BrokerUnreachableError,
-    LevelTopicError,
     PermissionDeniedError,
 )
 from delaylevel.producer.aio import AsyncDelayLevelClient
@@ -79,13 +77,6 @@ def test_only_a_trusted_server_gets_the_token(tls_server: Server, certificate: P
     assert tokens(tls_server) == 3 * ["Bearer t"]
 
 
-def by_wrap(_: str, **options: Any) -> None:
-    producer = SimpleNamespace(topic=lambda: "persistent://public/default/orders", send=print)
-    client = SimpleNamespace(get_topic_partitions=lambda topic: [topic], create_producer=print)
-    with pytest.raises(LevelTopicError, match="does not exist"):
-        wrap(producer, client, create_level_topic=False, **options)
-
-
 def by_client(url: str, **options: Any) -> None:
     DelayLevelClient(url, **options).admin.version()
 
@@ -94,7 +85,7 @@ def by_async_client(url: str, **options: Any) -> None:
     AsyncDelayLevelClient(url, **options).admin.version()
 
 
-@pytest.mark.parametrize("use", [by_client, by_async_client, by_wrap])
+@pytest.mark.parametrize("use", [by_client, by_async_client])
 def test_applications_verify_the_host_name_unless_told_otherwise(
     tls_server: Server, certificate: Path, use: Any
 ) -> None:
@@ -106,7 +97,7 @@ def test_applications_verify_the_host_name_unless_told_otherwise(
     with pytest.raises(BrokerUnreachableError, match="certificate"):
         use("pulsar://localhost:1", **options)
     assert tls_server.seen == []
-    tls_server.answer = lambda method, path: reply(404 if use is by_wrap else 200, {})
+    tls_server.answer = lambda method, path: reply(200, {})
     use("pulsar://localhost:1", **options, tls_validate_hostname=False)
     assert set(tokens(tls_server)) == {"Bearer t"}
 
