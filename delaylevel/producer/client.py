@@ -74,22 +74,12 @@ def check_pair(producer: Any, client: Any, *, for_asyncio: bool = False) -> None
         raise InvalidInputError(
             f"the producer of {producer.topic()} has a delay-level topic already: use it as it is"
         )
-    for value, call, place, kind in (
-        (producer, "send", "first", "producer"),
-        (client, "create_producer", "second", "client"),
-    ):
-        method = getattr(value, call, None)
-        if method is None:
-            raise InvalidInputError(
-                f"the {place} argument is not a {kind} but of type {type(value).__name__}; give "
-                "wrap() the producer first, then the client that created it"
-            )
-        if inspect.iscoroutinefunction(method) is not for_asyncio:
-            name = f"{type(value).__module__}.{type(value).__name__}"
-            other = "is not for asyncio: use delaylevel.wrap()"
-            if not for_asyncio:
-                other = "is for asyncio: use delaylevel.asyncio.wrap()"
-            raise InvalidInputError(f"{name} {other}")
+    calls = getattr(producer, "send", None), getattr(client, "create_producer", None)
+    if any(each is None or inspect.iscoroutinefunction(each) != for_asyncio for each in calls):
+        raise InvalidInputError(
+            "give wrap() a producer, then the client that created it: delaylevel.asyncio.wrap() "
+            f"those of pulsar.asyncio, delaylevel.wrap() others; not {producer!r} and {client!r}"
+        )
     # A producer keeps the core of its client, not the client.
     if client_core(client) is client_core(producer):
         return
