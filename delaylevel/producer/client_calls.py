@@ -135,22 +135,12 @@ def _pair(kind: type[DelayLevelError], named: type[Exception]) -> type[DelayLeve
         "__str__": kind.__str__,
         # As in pulsar.asyncio.
         "error": lambda self: self._client_result,
-        # The class cannot be found by its name.
-        "__reduce__": lambda self: (_restore, (kind, self.args, self.__dict__)),
+        # The class cannot be found by its name: a copy in another process is one of ours only.
+        "__reduce__": lambda self: (kind.__new__, (kind, *self.args), self.__dict__),
     }
     exceptions = (named, pulsar.asyncio.PulsarException)
     bases = (kind, *(each for each in exceptions if not issubclass(kind, each)))
     return type(kind.__name__, bases, members)
-
-
-def _restore(
-    kind: type[DelayLevelError], args: tuple[Any, ...], attributes: dict[str, Any]
-) -> DelayLevelError:
-    """Return a copy of an error, for ``pickle`` and ``copy``."""
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(attributes)
-    return as_client_error(error, error.__dict__.pop("_client_result"))
 
 
 # The client's calls without waiting take microseconds.

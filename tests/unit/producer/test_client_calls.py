@@ -49,7 +49,7 @@ def test_every_error_about_the_broker_is_an_exception_of_the_client(kind: Any) -
     assert isinstance(plain.error(), pulsar.Result)
     assert {name: getattr(plain, name) for name in attributes} == attributes
     for twin in (pickle.loads(pickle.dumps(plain)), copy.copy(plain)):
-        assert type(twin) is type(plain)
+        assert type(twin) is kind
         assert (twin.args, twin.__dict__) == (plain.args, plain.__dict__)
 
 
