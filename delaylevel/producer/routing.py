@@ -122,17 +122,11 @@ class Routing:
             deliver_at_ms = due_ms if decision.hop is Hop.WINDOW else None
             return Route(BUSINESS, -1, envelope.delivered_properties(application), deliver_at_ms)
         for name, value in message.not_parkable.items():
-            if value and name == "sequence_id":
-                raise UnsupportedOptionError(
-                    f"sequence_id={value!r} cannot be kept for a parked message: each partition "
-                    "of the level topic has its own sequence, and the broker would silently drop a "
-                    "lower ID. Give message_id= instead, which consumers can use to deduplicate; "
-                    "the message was not sent"
-                )
             if value:
                 raise UnsupportedOptionError(
                     f"{name}={value!r} cannot be kept for a parked message: level topics are not "
-                    "replicated; set replication on the business topic; the message was not sent"
+                    "replicated, and have sequences of their own. Set replication on the business "
+                    "topic, and give message_id= to deduplicate; the message was not sent"
                 )
         parked = envelope.parked_properties(application)
         return self._parked(decision, parked, now_ms, message.partition_key, message_id)
