@@ -99,9 +99,10 @@ class CallbacklessMessages:
         each = ", ".join(f"{name}: {number}" for name, number in reasons.items())
         subject = "1 message" if count == 1 else f"{count} messages"
         error = UnconfirmedMessagesError(
-            f"{subject} sent without a callback failed ({each}; the first reason comes first)."
-            f"{''.join(text for name, text in _REMEDIES.items() if name in reasons)} Pass a "
-            "callback to learn which messages fail, and send those again",
+            f"{subject} sent without a callback failed ({each}; the first reason comes first). "
+            "With block_if_queue_full=True, none is dropped because the queue is full; after a "
+            "Timeout, a message may be stored or not. Pass a callback to learn which messages "
+            "fail, and send those again",
             reasons=reasons,
         )
         return as_client_error(error)
@@ -113,15 +114,6 @@ class CallbacklessMessages:
         with self._lock:
             self._reasons[reason] = self._reasons.get(reason, 0) + 1
             self._failed += 1
-
-
-_REMEDIES = {
-    "ProducerQueueIsFull": " A message that finds the queue full is dropped: give the producer "
-    "block_if_queue_full=True, or more max_pending_messages.",
-    "Timeout": " After a Timeout, the message may be stored or not.",
-    "TopicNotFound": " If the level topic was deleted, create it again with `delaylevel levels "
-    "create`, then a new producer.",
-}
 
 
 def _stored_key(stored: Any) -> Any:
