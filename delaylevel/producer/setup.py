@@ -6,8 +6,8 @@ import inspect
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -71,7 +71,6 @@ def warn_if_undelivered(
     _looked.add(key)
 
     def look() -> None:
-        time.sleep(LOOK_AFTER_S)
         try:
             at = status(admin, description, SystemClock().now_ms(), roles=(Role.LEVEL, Role.WINDOW))
             for missing in missing_hosts(admin, at, target):
@@ -79,12 +78,10 @@ def warn_if_undelivered(
         except Exception as error:  # a producer goes on without it
             log.debug("level topic %s: %r", description.topic, error)
 
-    thread = threading.Thread(target=look, name="delaylevel-delivery-watch", daemon=True)
-    try:
+    thread = threading.Timer(LOOK_AFTER_S, look)
+    thread.daemon = True
+    with suppress(RuntimeError):  # no thread can be started: a producer goes on without it
         thread.start()
-    except RuntimeError:  # no thread can be started: a producer goes on without the warning
-        _looked.discard(key)
-        return None
     return thread
 
 
@@ -108,10 +105,9 @@ def found_by_counts(
             has = f"has {partitions} partitions" if partitions else missing
             raise LevelTopicError(
                 f"level topic {topic} {has}; the strategy ({description.levels}) needs "
-                f"{level.partitions}. Create it with `{description.creation_command()}`; if it "
-                "has another name, give delay_level_topic; if it was expanded, name the longer "
-                "maximum_delay; or give the client an admin_url, so that it can read and create "
-                "level topics"
+                f"{level.partitions}. Give the client an admin_url, so that it can read and create "
+                "level topics, or the producer the topic's own delay_level_topic and "
+                f"partition_strategy, or create it with `{description.creation_command()}`"
             )
     if description.final_window is not FinalWindow.TRACKER:
         return description
