@@ -282,11 +282,6 @@ class AsyncDelayLevelProducer(Scheduling):
 
     Its public name is ``delaylevel.asyncio.DelayLevelProducer``. It belongs to the event loop that
     creates it.
-
-    Args:
-        create_producer, setup: as for the synchronous one; the client is one for threads.
-        business: the producer of the business topic, with the core of the asyncio one.
-        send: ``send`` of the asyncio producer of the business topic.
     """
 
     _waits = False
@@ -299,6 +294,7 @@ class AsyncDelayLevelProducer(Scheduling):
         setup: ProducerSetup,
         send: Callable[..., Awaitable[Any]],
     ) -> None:
+        # Both are for threads; the second one has the core of the asyncio producer.
         super().__init__(create_producer, business, setup)
         self._send_to_business = send
         self._lanes: dict[tuple[int, int], Lane] = {}

@@ -92,10 +92,7 @@ def check_pair(producer: Any, client: Any, *, for_asyncio: bool = False) -> None
 
 
 class BaseClient:
-    """The admin interface and clock of a client, synchronous or asyncio.
-
-    It comes before the Pulsar client among the base classes, whose arguments it passes on.
-    """
+    """The admin interface and clock of a client; the base class before a Pulsar client."""
 
     _client: Any
 
@@ -329,12 +326,7 @@ def wrap(
 def wrap_request(
     create_producer: Any, arguments: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any], Callable[[Callable[[str], Any]], ProducerSetup]]:
-    """Return what the arguments of :func:`wrap` mean, by name.
-
-    Returns:
-        The business topic; the options that are known or given; and :func:`.prepare` for them, of
-        the function that returns the partitions of a topic. It waits for the broker.
-    """
+    """Return topic, options and :func:`.prepare` for the arguments of :func:`wrap`, by name."""
     producer, client = arguments["producer"], arguments["client"]
     topic = TopicName.parse(producer.topic()).without_partition.full
     given = given_options(create_producer, topic, (), arguments["producer_options"])

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# Function that reads the description of the level topic; None if the topic does not exist.
+# Reads the description of a level topic; None if that does not exist.
 Describe = Callable[[], LevelTopicDescription | None]
 
 REFRESH_EVERY_S = 60.0
@@ -29,16 +29,10 @@ _REFUSED_EVERY_S = 1.0
 
 
 class LevelTopicCache:
-    """Routing by a cached description of the level topic; several threads may use it.
+    """Routing by a cached description of the level topic; several threads may use it."""
 
-    The description is read again when a delay is refused as too long, and in the background every
-    minute while delayed messages are sent. A changed description is used only if it extends the
-    current one.
-
-    Args:
-        route_by: function that returns the routing by a description.
-        describe: function that reads the description again; None without admin access.
-    """
+    # The description is read again when a delay is refused as too long, and in the background every
+    # minute while delayed messages are sent. A changed one is used only if it extends the other.
 
     def __init__(
         self,

@@ -97,12 +97,7 @@ class _Phase(enum.Enum):
 
 
 class PartitionProducer:
-    """Producer of one level or window partition. Several threads may use it.
-
-    Args:
-        check: function that raises LevelTopicError if the level topic was deleted; it may be slow.
-        waits: False if callers are in an event loop: they never wait, also not for room.
-    """
+    """Producer of one level or window partition. Several threads may use it."""
 
     def __init__(
         self,
@@ -116,7 +111,7 @@ class PartitionProducer:
         self._topic = topic
         self._settings = dict(settings)
         self._opener, self._check = opener, check
-        self._waits = waits
+        self._waits = waits  # False in an event loop: senders never wait, also not for room
         #: Number of messages that may wait, 0 for any; and True if a sender waits for room.
         self.capacity: int = settings.get("max_pending_messages", _PENDING)
         self.blocks = bool(settings.get("block_if_queue_full"))

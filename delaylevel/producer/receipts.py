@@ -99,12 +99,7 @@ def waiting_under(
     target: str,
     message_id: str,
 ) -> tuple[list[Receipt], list[Outcome]]:
-    """Find what waits for a target under an application's ID, whatever its due time and key.
-
-    Returns:
-        The receipts of messages that can be cancelled and are not yet; and outcomes for those that
-        are held, and cannot be cancelled.
-    """
+    """Return what waits under an application's ID: what can be cancelled, and outcomes if held."""
     names = re.compile(re.escape(message_id) + "(~[0-9a-f]{12})?")
     found: list[Receipt] = []
     cancelled: set[CancelledName] = set()
@@ -145,10 +140,8 @@ def waiting_under(
 
 
 def first_copies(found: Iterable[Copy]) -> list[Copy]:
-    """Return receipts or rows in due order; of the copies of a message, the first one.
-
-    Only that one would be released. Once it is cancelled, the others are dropped as copies of it.
-    """
+    """Return receipts or rows in due order; of the copies of a message, the first one."""
+    # Only that one would be released. Once it is cancelled, the others are dropped as copies of it.
     # Of two with one due time, the later one: a mover may have forwarded the message meanwhile.
     latest_first = sorted(found, key=_due, reverse=True)
     first = {_COPIED(one): one for one in latest_first}

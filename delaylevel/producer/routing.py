@@ -160,17 +160,11 @@ class Routing:
         partition_key: str,
         expires_ms: int,
     ) -> Route:
-        """Route the encoded payload of a parked message with a new due time, in its stead.
-
-        Args:
-            application: the properties of the parked message without ours.
-            expires_ms: 0 for as long after the due time as that of the parked message, or never if
-                it is due now.
-        """
+        """Route the encoded payload of a parked message with a new due time, in its stead."""
         # It goes to the window even if it is due, because only the dispatcher can publish an
         # encoded payload under its schema.
         now_ms = self._clock.now_ms()
-        if not expires_ms:
+        if not expires_ms:  # as long after the due time as before
             expires_ms = moved_expiry_ms(original.expires_ms, original.due_ms, due_ms, now_ms)
         envelope = original._replace(
             due_ms=due_ms,

@@ -83,13 +83,7 @@ def blocking(
 
 
 class BaseProducer:
-    """State, properties and steps of a producer with a level topic, synchronous or asyncio.
-
-    Args:
-        create_producer: the client's method that creates plain producers.
-        business: the producer of the business topic; it is closed with this one.
-        setup: the level topic and the settings.
-    """
+    """State, properties and steps of a producer with a level topic, synchronous or asyncio."""
 
     #: False if calls come from an event loop: they never wait.
     _waits = True

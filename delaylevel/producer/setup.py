@@ -192,28 +192,20 @@ StrategyArgument = Levels | PartitionStrategy | Sequence[PartitionStrategy] | No
 
 
 class ProducerSetup(NamedTuple):
-    """The level topic of one producer, and the settings for it.
-
-    Attributes:
-        describe: function that reads the description again; None without admin access.
-        missing: True if the level topic does not exist yet.
-        reference: the schema of the payloads, once the business topic is open; None for bytes.
-        reading: a ``pulsar.Client`` for readers, which only blocks threads that call it.
-        own_admin: the admin interface, if it is the producer's own, which closes it.
-    """
+    """The level topic of one producer, and the settings for it."""
 
     description: LevelTopicDescription
     target: str
     level_settings: Mapping[str, Any]
     window_settings: Mapping[str, Any]
     clock: Clock
-    describe: Describe | None
+    describe: Describe | None  # None without admin access
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
-    missing: bool = False
-    reference: SchemaRef | None = None
+    missing: bool = False  # it does not exist yet
+    reference: SchemaRef | None = None  # once the business topic is open; None for bytes
     admin: TopicAdmin | None = None
-    reading: Any = None
-    own_admin: Admin | None = None
+    reading: Any = None  # a pulsar.Client for readers, which only blocks threads that call it
+    own_admin: Admin | None = None  # closed with the producer
 
     def created(self, schema: Any, reading: Any) -> ProducerSetup:
         """Create the level topic if it is missing; return the setup with its description."""
@@ -265,11 +257,7 @@ def prepare(
     clock: Clock,
     choice: LevelTopicChoice,
 ) -> ProducerSetup:
-    """Find the level topic of a producer, or check that it can be created; change nothing.
-
-    Args:
-        options: arguments of ``pulsar.Client.create_producer`` that were given, by name.
-    """
+    """Find the level topic of a producer, or check that it can be created; change nothing."""
     for name, reason in _REFUSED.items():
         if options.get(name):
             raise UnsupportedOptionError(
