@@ -76,8 +76,8 @@ def replacement_id(old: Receipt, message_id: str | None, key: str | None) -> str
     if check_id(message_id) == old.id and (old.key if key is None else key) == old.key:
         raise InvalidInputError(
             f"message_id={message_id!r} is the ID of the message to replace: the new message would "
-            "be a copy of it, and be cancelled with it. Leave message_id out, or give another one, "
-            f"e.g. {message_id[:500] + '-2'!r}; nothing was sent"
+            "be a copy of it, and be cancelled with it. Leave message_id out, or give another one; "
+            "nothing was sent"
         )
     return message_id
 
@@ -179,22 +179,17 @@ def wanted_message(
     partition_key: str | None = None,
 ) -> Receipt:
     """Return the receipt of the message that a call names, by receipt, its text or an ID."""
-    if receipt is None:
-        if message_id is None or deliver_at is None:
-            raise InvalidInputError(
-                "name the message: give its receipt, or message_id= with deliver_at= (and "
-                "partition_key= if it has one), as it was sent; nothing was sent"
-            )
+    if receipt is None and message_id is not None and deliver_at is not None:
         due_ms = named_due_ms(deliver_at)
         if partition_key is not None and not isinstance(partition_key, str):
             raise InvalidInputError(
                 f"partition_key is a str, not {type(partition_key).__name__}; nothing was sent"
             )
         return Receipt(check_id(message_id), due_ms, target, level_topic, partition_key or "")
-    if message_id is not None or deliver_at is not None or partition_key is not None:
+    if receipt is None or (message_id, deliver_at, partition_key) != (None, None, None):
         raise InvalidInputError(
-            "a receipt and message_id=, deliver_at= or partition_key= are both given: the receipt "
-            "is enough; nothing was sent"
+            "name the message: give its receipt alone, or message_id= with deliver_at= (and "
+            "partition_key= if it has one), as it was sent; nothing was sent"
         )
     found = receipt if isinstance(receipt, Receipt) else Receipt.parse(receipt)
     if (found.target, found.level_topic) != (target, level_topic):
@@ -259,48 +254,39 @@ def explained(receipt: Receipt, new: Receipt | None = None) -> Iterator[None]:
         result = getattr(error, "error", None)  # of pulsar.asyncio
         name = str(result().name) if callable(result) else error_name(error)
         sure = isinstance(error, DelayLevelError) or name in _NOT_STORED
-        text = f"it is not known if the cancellation of message {receipt.id!r} was stored ({error})"
-        again = "cancel it again, twice does no harm"
-        if sure:
-            text = f"the cancellation of message {receipt.id!r} was not stored ({error})"
-            again = "cancel it again"
+        stored = "was not stored" if sure else "may be stored or not"
         more = "" if new is None else f". The new message is stored; its receipt is {new}"
         failed = CancellationFailedError(
-            f"{text}: {again}{more}", name=name, transient=not sure, receipt=str(new or "")
+            f"the cancellation of message {receipt.id!r} {stored} ({error}): cancel it again, "
+            f"twice does no harm{more}",
+            name=name,
+            transient=not sure,
+            receipt=str(new or ""),
         )
         raise as_client_error(failed) from error
 
 
-_REMEDY = "give the new message's content=; nothing was sent"
-
-
 def read_back(client: Any, receipt: Receipt) -> tuple[ParkedMessage, Envelope]:
     """Return the stored message of a receipt."""
-    # The broker keeps it until the mover or dispatcher has acknowledged everything of its ledger.
+    why = f"its ledger, {receipt.stored_at}, is deleted"
     if receipt.sent_directly:
-        raise InvalidInputError(
-            f"message {receipt.id!r} was due when it was sent, and went straight to "
-            f"{receipt.target}: {_REMEDY}"
-        )
-    place = receipt.place
-    if place is None:
-        raise InvalidInputError(
-            f"the receipt of message {receipt.id!r} does not tell where it is stored: {_REMEDY}"
-        )
-    topic, position = place
-    try:
-        for message in read_range(client, topic, position, position.next_entry):
-            envelope = Envelope.read(message.properties, message.stable_id(topic))
-            found = envelope.id, envelope.target, message.key
-            if found == (receipt.id, receipt.target, receipt.key):
-                return message, envelope
-    except EnvelopeError as error:
-        raise InvalidInputError(
-            f"message {receipt.id!r} is unreadable at {receipt.stored_at} ({error}): {_REMEDY}"
-        ) from error
-    except pulsar.TopicNotFound:
-        pass
+        why = _SENT_DIRECTLY
+    elif receipt.place is None:
+        why = "its receipt has no place"
+    else:
+        # The broker keeps it until mover or dispatcher have acknowledged everything of its ledger.
+        topic, position = receipt.place
+        try:
+            for message in read_range(client, topic, position, position.next_entry):
+                envelope = Envelope.read(message.properties, message.stable_id(topic))
+                found = envelope.id, envelope.target, message.key
+                if found == (receipt.id, receipt.target, receipt.key):
+                    return message, envelope
+        except EnvelopeError as error:
+            why = f"{receipt.stored_at}: {error}"
+        except pulsar.TopicNotFound:
+            pass
     raise InvalidInputError(
-        f"message {receipt.id!r} is not stored at {receipt.stored_at} any more, because its ledger "
-        f"is deleted: {_REMEDY}"
+        f"message {receipt.id!r} cannot be read back ({why}): give the new message's content=; "
+        "nothing was sent"
     )

@@ -253,7 +253,7 @@ def test_a_receipt_of_another_message_is_refused(scene: Scene, producer: Any) ->
         ({"message_id": "x", "deliver_at": AT, "partition_key": 7}, "partition_key is a str"),
         ({"receipt": 7}, "a receipt is a Receipt or its text"),
         ({"receipt": "x"}, "is not a receipt"),
-        ({"receipt": "x", "message_id": "y"}, "both given"),
+        ({"receipt": "x", "message_id": "y"}, "its receipt alone"),
         *(
             ({"timeout": wrong}, "give a timedelta or seconds")
             for wrong in (-1, timedelta(seconds=-1), "1", True, float("nan"))
