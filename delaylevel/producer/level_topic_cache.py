@@ -85,11 +85,15 @@ class LevelTopicCache:
             except BrokerError as error:
                 self._warning.failed(f"it cannot be read again ({error})")
                 return False
-            if found is None:
-                self._warning.failed("it does not exist any more")
+            if found is None or not self._is_known(found):
+                self._warning.failed(self._gone(found))
                 return False
             self._warning.over()
-            return self._follow(found)
+            if known.description.accepts(found.levels):
+                return False
+            log.info("level topic %s was expanded: %s", found.topic, found.levels)
+            self.routing = self._route_by(found)
+            return True
 
     def check_exists(self) -> None:
         """Raise LevelTopicError if the level topic was deleted, or replaced by another one."""
@@ -105,33 +109,18 @@ class LevelTopicCache:
             raise
         except BrokerError:
             return  # the admin interface fails; creating the producer tells
-        if found is None:
-            known = self.routing.description
+        if found is None or not self._is_known(found):
+            topic = self.routing.description.topic
             raise LevelTopicError(
-                f"level topic {known.topic} was deleted: create it again with "
-                f"`{known.creation_command()}`, then a new producer; the message was not sent"
-            )
-        if not self._is_known(found):
-            raise LevelTopicError(
-                f"level topic {found.topic} was replaced by another one ({found.levels}): create a "
-                "new producer; the message was not sent"
+                f"level topic {topic}: {self._gone(found)}; the message was not sent"
             )
 
-    def _follow(self, found: LevelTopicDescription) -> bool:
-        """Use a description if it extends the current one; return True if the routing changed."""
-        known = self.routing.description
-        if not self._is_known(found):
-            log.warning(
-                "level topic %s was replaced by another one (%s): create a new producer",
-                known.topic,
-                found.levels,
-            )
-            return False
-        if known.accepts(found.levels):
-            return False
-        log.info("level topic %s was expanded: %s", known.topic, found.levels)
-        self.routing = self._route_by(found)
-        return True
+    def _gone(self, found: LevelTopicDescription | None) -> str:
+        """Return what became of the known level topic, and the remedy."""
+        if found is not None:
+            return f"it was replaced by another one ({found.levels}): create a new producer"
+        command = self.routing.description.creation_command()
+        return f"it was deleted: create it again with `{command}`, then a new producer"
 
     def _is_known(self, found: LevelTopicDescription) -> bool:
         """Return True if a description is that of the known level topic, expanded or before it."""
