@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pulsar
@@ -57,15 +57,15 @@ class CallbacklessMessages:
         self._sent, self._stored = itertools.count(), itertools.count()
         # The first value would be 0, which is false.
         next(self._stored)
-        outcomes: dict[Any, None] = {_stored_key(self._stored): None}
+        outcomes: dict[Any, None] = {_key(pulsar.Result.Ok, partial(next, self._stored)): None}
         # The client also has results that its Python module does not name. The hashes of -1 and -2
         # are equal; it uses -1.
         for value in range(-1, 128):
             result = pulsar.Result(value)
             if result != pulsar.Result.Ok:
-                outcomes[_FailureKey(result, self._add)] = None
+                outcomes[_key(result, partial(self._add, name_of(result)))] = None
         self.callback: Callable[[Any, Any], Any] = outcomes.setdefault
-        self.sent: Callable[[], int] = functools.partial(next, self._sent)
+        self.sent: Callable[[], int] = partial(next, self._sent)
         at_exit.works.add(self)
 
     def number_sent(self) -> int:
@@ -110,39 +110,25 @@ class CallbacklessMessages:
     def _outcomes(self) -> int:
         return _value(self._stored) - 1 + self._failed
 
-    def _add(self, reason: str) -> None:
+    def _add(self, reason: str, _: object) -> bool:
+        # Only for an equal hash, so for this result. An exception would end the process.
         with self._lock:
             self._reasons[reason] = self._reasons.get(reason, 0) + 1
             self._failed += 1
+        return True
 
 
-def _stored_key(stored: Any) -> Any:
-    """Return the dict key for confirmed messages, which counts in C how often it is found."""
+def _key(result: Any, find: Callable[[object], Any]) -> Any:
+    """Return a dict key for a result that calls a function each time that it is found."""
 
-    class StoredKey:
-        __eq__ = staticmethod(functools.partial(next, stored))
+    # A class for each key: a function written in C is then called without Python code.
+    class Key:
+        __eq__ = staticmethod(find)
 
         def __hash__(self) -> int:
-            return hash(pulsar.Result.Ok)
+            return hash(result)
 
-    return StoredKey()
-
-
-class _FailureKey:
-    """Dict key for one kind of failure, which counts how often it is found."""
-
-    def __init__(self, result: Any, add: Callable[[str], None]) -> None:
-        self._name = name_of(result)
-        self._hash = hash(result)
-        self._add = add
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        # Only for an equal hash, so for this result. An exception would end the process.
-        self._add(self._name)
-        return True
+    return Key()
 
 
 def _value(counter: Any) -> int:
