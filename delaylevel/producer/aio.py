@@ -35,6 +35,7 @@ from delaylevel.cluster.client_parts.aio import (
 from delaylevel.cluster.client_parts.cores import schema_of
 from delaylevel.errors import BrokerError, DelayLevelError, DelayTooLongError, InvalidInputError
 
+from .checks import Message
 from .client import (
     WRAP_SIGNATURE,
     BaseClient,
@@ -144,7 +145,7 @@ class Lane:
         """True if a message must not wait for its batch."""
         return bool(self._flushes or 0 < len(self._sent) <= _FEW_IN_FLIGHT)
 
-    async def send(self, body: bytes, arguments: Mapping[str, Any]) -> Any:
+    async def send(self, body: bytes | None, arguments: Mapping[str, Any]) -> Any:
         """Publish a message, and return its ID."""
         sent = Sent(self)
         # Before there is room: a flush waits for each message whose send was called.
@@ -303,12 +304,19 @@ class AsyncDelayLevelProducer(Scheduling):
         self._refreshing = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
 
+    async def _send(self, message: Message) -> tuple[Route, Any]:
+        if message.content is None:
+            raise InvalidInputError(
+                "pulsar.asyncio cannot send a null value; use delaylevel.DelayLevelClient for "
+                "tombstones; the message was not sent"
+            )
+        return await super()._send(message)
+
     async def _send_straight(self, content: Any, arguments: dict[str, Any]) -> Any:
-        _check_value(content)
         return await self._send_to_business(content, **arguments)
 
     async def _park(self, route: Route, body: bytes | None, arguments: dict[str, Any]) -> Any:
-        return await self._lane(route).send(_check_value(body), arguments)
+        return await self._lane(route).send(body, arguments)
 
     async def _waiting(self, call: Callable[[], T]) -> T:
         return await in_thread(call)
@@ -394,16 +402,6 @@ class AsyncDelayLevelProducer(Scheduling):
         if lane is None:
             lane = self._lanes[key] = Lane(self._partition(route), self._mailbox)
         return lane
-
-
-def _check_value(content: Any) -> Any:
-    """Return a payload; refuse a null value."""
-    if content is None:
-        raise InvalidInputError(
-            "pulsar.asyncio cannot send a null value; use delaylevel.DelayLevelClient for "
-            "tombstones; the message was not sent"
-        )
-    return content
 
 
 class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
@@ -507,5 +505,5 @@ async def wrap(producer: Any, client: Any, **options: Any) -> AsyncDelayLevelPro
     with asyncio_errors():
         setup = await in_thread(partial(prepared, partitions_of(client)))
         if not bound.arguments["plain_producer"]:
-            warn_of_assumptions(stacklevel=2)
+            warn_of_assumptions()
         return await _opened(producer, client, setup)

@@ -6,8 +6,8 @@ assumed of them, or is warned.
 
 from __future__ import annotations
 
+import functools
 import inspect
-import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -57,15 +57,12 @@ _ASSUMED = (
     "wrap() assumes that the producer neither encrypts, splits nor routes its messages, and is "
     "Shared; confirm it with plain_producer=True"
 )
-# Set when the process has been warned.
-_warned = threading.Event()
 
 
-def warn_of_assumptions(stacklevel: int) -> None:
-    """Warn once in this process that options of a wrapped producer are assumed."""
-    if not _warned.is_set():
-        _warned.set()
-        warnings.warn(_ASSUMED, WrapWarning, stacklevel=stacklevel + 1)
+@functools.cache  # once in this process
+def warn_of_assumptions() -> None:
+    """Warn the caller of wrap() that options of the producer are assumed."""
+    warnings.warn(_ASSUMED, WrapWarning, stacklevel=3)
 
 
 def check_pair(producer: Any, client: Any, *, for_asyncio: bool = False) -> None:
@@ -314,7 +311,7 @@ def wrap(
     with client_errors():
         setup = prepared(client.get_topic_partitions)
         if not plain_producer:
-            warn_of_assumptions(stacklevel=2)
+            warn_of_assumptions()
         # The client's own method is known to do nothing else, so it opens without a thread.
         plain: Any = (
             super(DelayLevelClient, client) if isinstance(client, DelayLevelClient) else client

@@ -263,8 +263,8 @@ def prepare(
             raise UnsupportedOptionError(
                 f"{name} cannot be combined with a delay-level topic: {reason}"
             )
-    access_mode = options.get("access_mode")
-    if access_mode is not None and str(access_mode).rpartition(".")[2] != "Shared":
+    access_mode = options.get("access_mode", pulsar.ProducerAccessMode.Shared)
+    if access_mode != pulsar.ProducerAccessMode.Shared:
         raise UnsupportedOptionError(
             f"access_mode {access_mode} would lock out the mover (or dispatcher), which publishes "
             "due messages to the same topic: use Shared"

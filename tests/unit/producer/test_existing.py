@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -43,9 +42,9 @@ def client(memory_pulsar: MemoryPulsar) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def new_process() -> None:
     """No warning was given before."""
-    monkeypatch.setattr(producer_client, "_warned", threading.Event())
+    producer_client.warn_of_assumptions.cache_clear()
 
 
 def warned(call: Any) -> list[str]:
