@@ -267,10 +267,10 @@ def wrap(
 ) -> DelayLevelProducer:
     """Add a delay-level topic to an existing producer.
 
-    The producers of level topics, which :func:`wrap` adds, need the options of the given one, which
-    cannot be read from it: give all that differ from the defaults here, too. Delayed messages
-    cannot be encrypted, for example; unless you confirm with ``plain_producer`` that the producer
-    is plain, the first call in a process warns of this with a :class:`WrapWarning`.
+    The options of the given producer cannot be read from it: give all that differ from the defaults
+    here, too, for the producers of level topics. Delayed messages cannot be encrypted, for example;
+    unless you confirm with ``plain_producer`` that the producer is plain, the first call in a
+    process warns of this with a :class:`WrapWarning`.
 
     Args:
         producer: a ``pulsar.Producer``. It still sends the messages that are not parked, and is
@@ -287,16 +287,13 @@ def wrap(
         plain_producer: True to confirm that the producer has no encryption, no chunks, no message
             router, and the access mode Shared, and is for the whole topic.
         producer_options: the other options with which the producer was created, by their names in
-            ``pulsar.Client.create_producer``. These apply to level topics: ``block_if_queue_full``
-            (default: True; give False if callbacks send messages, because they must not wait:
-            messages that do not fit into the queue then fail), ``compression_type`` (none),
-            ``send_timeout_millis`` (the lead, from 5 to 30 s), ``max_pending_messages`` (1000),
-            ``batching_enabled`` (True, if the mover allows it),
-            ``batching_max_messages`` (1000, and at most 1024),
-            ``batching_max_allowed_size_in_bytes`` (128 KiB), ``batching_max_publish_delay_ms`` (10)
-            and ``properties`` (none). Delayed messages cannot keep ``encryption_key``,
-            ``crypto_key_reader``, ``chunking_enabled``, ``message_router`` or an ``access_mode``
-            other than Shared; they are refused. All others do not concern level topics.
+            ``pulsar.Client.create_producer``. These apply to level topics: ``compression_type``,
+            ``send_timeout_millis`` (by default the lead, from 5 to 30 s), ``max_pending_messages``,
+            the options of batches (of at most 1,024 messages), ``properties``, and
+            ``block_if_queue_full`` (True by default; give False if callbacks send messages, because
+            they must not wait). Refused are ``encryption_key``, ``crypto_key_reader``,
+            ``chunking_enabled``, ``message_router`` and any ``access_mode`` but Shared. All others
+            do not concern level topics.
 
     Raises:
         TypeError: an option that ``pulsar.Client.create_producer`` does not have.

@@ -449,10 +449,8 @@ class Scheduling(BaseProducer):
 
         Args:
             content, properties, partition_key, ordering_key, event_timestamp, deliver_at,
-                deliver_after: as for :meth:`~delaylevel.DelayLevelProducer.send`.
-            message_id: ID given by the application, as for
-                :meth:`~delaylevel.DelayLevelProducer.send`; a random one by default.
-            expires_at, expires_after: as for :meth:`~delaylevel.DelayLevelProducer.send`.
+                deliver_after, expires_at, expires_after: as for :meth:`send`.
+            message_id: ID given by the application, as for :meth:`send`; a random one by default.
             replace: True to cancel what waits under ``message_id`` for this topic once the new
                 message is stored. To find it, everything that is parked is read. The new message
                 gets the ID with a suffix, so that it is no copy; ``receipt.replaced`` has the
@@ -464,7 +462,7 @@ class Scheduling(BaseProducer):
             CancellationFailedError: as for :meth:`reschedule`; replace again.
             InvalidDelayError: neither a due time nor a delay is given. A due time in the past is
                 valid: the message goes straight to its business topic.
-            As :meth:`~delaylevel.DelayLevelProducer.send`.
+            As :meth:`send`.
         """
         check_scheduled(deliver_at, deliver_after)
         if replace:
@@ -516,9 +514,8 @@ class Scheduling(BaseProducer):
 
         Args:
             receipt: the receipt that :meth:`schedule` returned, or its text.
-            message_id: instead of a receipt: the ID that the application gave.
-            deliver_at: with ``message_id``: the due time with which the message was sent.
-            partition_key: with ``message_id``: the key with which it was sent.
+            message_id, deliver_at, partition_key: instead of a receipt: the ID that the application
+                gave, with the due time and the key with which the message was sent.
             timeout: time to wait for the outcome, a timedelta or seconds; None not to wait. In the
                 final window, outcomes take milliseconds. Before, they take as long as the message.
 
@@ -568,17 +565,13 @@ class Scheduling(BaseProducer):
             receipt: the receipt of the old message, or its text.
             content: the payload of the new message. Without it, everything but the due time is
                 read back from the place that stored the old message, if that still exists.
-            properties, ordering_key, event_timestamp: as for
-                :meth:`~delaylevel.DelayLevelProducer.send`, with ``content``.
-            partition_key: the key of the new message, with ``content``; that of the receipt by
-                default.
-            deliver_at, deliver_after: the new due time, as for
-                :meth:`~delaylevel.DelayLevelProducer.send`.
+            properties, ordering_key, event_timestamp: as for :meth:`send`, with ``content``.
+            partition_key: with ``content``, the new key; that of the receipt by default.
+            deliver_at, deliver_after: the new due time, as for :meth:`send`.
             message_id: ID of the new message; a random one by default. It must be one that no
                 message with this key had before, or the new message is a copy of that one, and is
                 dropped with or after it. That of the old message is refused.
-            expires_at, expires_after: the expiry of the new message, as for
-                :meth:`~delaylevel.DelayLevelProducer.send`. By default, a message that is read back
+            expires_at, expires_after: as for :meth:`send`. By default, a message that is read back
                 expires as long after its due time as before, and one with ``content`` has none.
             timeout: as for :meth:`cancel`.
 
