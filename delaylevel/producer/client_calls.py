@@ -218,7 +218,8 @@ class PartitionOpener:
                 done(None, error_of(result))
 
         try:
-            open_without_waiting(self._client, topic, settings, opened)
+            with in_client:
+                open_without_waiting(self._client, topic, settings, opened)
         except Exception as error:
             done(None, error)
 

@@ -310,11 +310,7 @@ class PartitionProducer:
             if error is not None or self._state is _Phase.CLOSED:
                 return None, error
 
-        def open_producer(done: Opened) -> None:
-            with in_client:
-                self._opener.open(self._topic, self._settings, done)
-
-        return self._perform(open_producer)
+        return self._perform(partial(self._opener.open, self._topic, self._settings))
 
     def _perform(
         self, begin: Callable[[Opened], object], patience_s: float = math.inf
