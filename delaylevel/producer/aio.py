@@ -27,10 +27,8 @@ from delaylevel.cluster.client_parts.aio import (
     check_create_producer,
     open_producer,
     partitions_of,
+    plain_producer,
     reading_client,
-)
-from delaylevel.cluster.client_parts.aio import (
-    plain_producer as plain_of,
 )
 from delaylevel.cluster.client_parts.cores import schema_of
 from delaylevel.errors import BrokerError, DelayLevelError, DelayTooLongError, InvalidInputError
@@ -40,8 +38,6 @@ from .client import (
     WRAP_SIGNATURE,
     BaseClient,
     DelayLevelClient,
-    check_pair,
-    warn_of_assumptions,
     wrap_request,
 )
 from .client import wrap as wrap_for_threads
@@ -441,7 +437,7 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
                 return await _opened(business, self, setup)
             except BaseException:
                 with contextlib.suppress(pulsar.asyncio.PulsarException):
-                    await blocking(plain_of(business, self).close)
+                    await blocking(plain_producer(business, self).close)
                 raise
 
     def synchronous(self) -> DelayLevelClient:
@@ -468,7 +464,7 @@ async def _opened(business: Any, client: Any, setup: ProducerSetup) -> AsyncDela
     """Create the level topic if it is missing; return the producer with it."""
     reading = reading_client(client)
     setup = await in_thread(partial(setup.created, schema_of(business), reading))
-    plain = plain_of(business, client)
+    plain = plain_producer(business, client)
     return AsyncDelayLevelProducer(reading.create_producer, plain, setup, business.send)
 
 
@@ -497,13 +493,12 @@ async def wrap(producer: Any, client: Any, **options: Any) -> AsyncDelayLevelPro
             producer is wrapped already.
         As :func:`delaylevel.wrap`; the producer works as before.
     """
-    check_pair(producer, client, for_asyncio=True)
     bound = WRAP_SIGNATURE.bind(producer, client, **options)
     bound.apply_defaults()
-    topic, given, prepared = wrap_request(ASYNCIO_CREATE_PRODUCER, bound.arguments)
+    topic, given, prepared = wrap_request(
+        ASYNCIO_CREATE_PRODUCER, bound.arguments, for_asyncio=True
+    )
     await check_create_producer(topic, given)
     with asyncio_errors():
         setup = await in_thread(partial(prepared, partitions_of(client)))
-        if not bound.arguments["plain_producer"]:
-            warn_of_assumptions()
         return await _opened(producer, client, setup)

@@ -62,7 +62,7 @@ _ASSUMED = (
 @functools.cache  # once in this process
 def warn_of_assumptions() -> None:
     """Warn the caller of wrap() that options of the producer are assumed."""
-    warnings.warn(_ASSUMED, WrapWarning, stacklevel=3)
+    warnings.warn(_ASSUMED, WrapWarning, stacklevel=4)
 
 
 def check_pair(producer: Any, client: Any, *, for_asyncio: bool = False) -> None:
@@ -302,13 +302,10 @@ def wrap(
         As :meth:`DelayLevelClient.create_producer`; the producer works as before.
     """
     arguments = locals()  # the asyncio form binds them to the same names
-    check_pair(producer, client)
     topic, options, prepared = wrap_request(CREATE_PRODUCER, arguments)
     check_create_producer(topic, options)
     with client_errors():
         setup = prepared(client.get_topic_partitions)
-        if not plain_producer:
-            warn_of_assumptions()
         # The client's own method is known to do nothing else, so it opens without a thread.
         plain: Any = (
             super(DelayLevelClient, client) if isinstance(client, DelayLevelClient) else client
@@ -318,10 +315,13 @@ def wrap(
 
 
 def wrap_request(
-    create_producer: Any, arguments: Mapping[str, Any]
+    create_producer: Any, arguments: Mapping[str, Any], *, for_asyncio: bool = False
 ) -> tuple[str, dict[str, Any], Callable[[Callable[[str], Any]], ProducerSetup]]:
     """Return topic, options and :func:`.prepare` for the arguments of :func:`wrap`, by name."""
     producer, client = arguments["producer"], arguments["client"]
+    check_pair(producer, client, for_asyncio=for_asyncio)
+    if not arguments["plain_producer"]:
+        warn_of_assumptions()
     topic = TopicName.parse(producer.topic()).without_partition.full
     given = given_options(create_producer, topic, (), arguments["producer_options"])
     options = {"block_if_queue_full": True, **given}

@@ -34,19 +34,19 @@ _POLL_S = 0.0005
 
 
 class CallbacklessMessages:
-    """Outcomes of messages that were sent without a callback; several threads may use it.
+    """Outcomes of messages that were sent without a callback; several threads may use it."""
 
-    The client reports an outcome to a callback only. One in Python would cost a third of the rate
-    of ``send_async``, because the client's thread then competes with the application for the
-    interpreter. So the callback is the ``setdefault`` method of a dict that has every possible
-    result as a key: the dict compares the result with its key, and the keys count the comparisons.
-
-    Every message has the callback. A batch may end by the clock, so no message can stand for the
-    others. We cannot end it in place of the clock: the client's ``flush_async`` waits for the
-    producer's lock while it holds the interpreter, and a thread that ends a full batch meanwhile
-    takes these two in the other order. Nor does the outcome of a flush replace the callbacks: a
-    message that the client drops before it is in a batch fails by its own callback only.
-    """
+    # The client reports an outcome to a callback only. One in Python would cost a third of the rate
+    # of `send_async`, because the client's thread then competes with the application for the
+    # interpreter. So the callback is the `setdefault` method of a dict that has every possible
+    # result as a key: the dict compares the result with its key, and the keys count the
+    # comparisons.
+    #
+    # Every message has the callback. A batch may end by the clock, so no message can stand for the
+    # others, and the outcome of a flush cannot either: a message that the client drops before it is
+    # in a batch fails by its own callback only. We cannot end batches ourselves: `flush_async`
+    # waits for the producer's lock while it holds the interpreter, and a thread that ends a full
+    # batch meanwhile takes these two in the other order.
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -278,8 +278,7 @@ def prepare(
     level_topic, level_namespace = choice.delay_level_topic, choice.delay_level_namespace
     if level_topic is not None and level_namespace is not None:
         raise InvalidInputError(
-            f"delay_level_topic is {level_topic!r} and delay_level_namespace is "
-            f"{level_namespace!r}: give one of them; the name of a topic contains its namespace"
+            "give delay_level_topic or delay_level_namespace: a topic's name has its namespace"
         )
     try:
         target = TopicName.parse(topic).full
