@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace as replaced
 from datetime import datetime, timedelta
 from functools import partial
@@ -291,9 +291,13 @@ class BaseProducer:
         own_id, level_topic, direct = properties[ID], self.description.topic, not route.parked
         return Receipt(own_id, due_ms, target, level_topic, key or "", place, direct)
 
-    def _check_cancellable(self) -> None:
-        """Raise an error if messages cannot be cancelled."""
-        check_cancellable(self.description, has_admin=self._setup.admin is not None)
+    @contextmanager
+    def _cancelling(self) -> Iterator[None]:
+        """Refuse what follows if the producer is closed, or messages cannot be cancelled."""
+        self._check_open()
+        with self._errors():
+            check_cancellable(self.description, has_admin=self._setup.admin is not None)
+            yield
 
     def _outcomes(self) -> Outcomes:
         assert self._setup.admin is not None
@@ -484,15 +488,12 @@ class Scheduling(BaseProducer):
         if not replace:
             return await self._store(message)
         timeout_s = seconds_of(timeout)
-        self._check_open()
-        with self._errors():
-            self._check_cancellable()
+        with self._cancelling():
             setup = self._setup
             assert setup.admin is not None
             assert message_id is not None
             where = setup.reading, setup.admin, self.description, setup.target
-            find = partial(waiting_under, *where, message_id)
-            found, held = await self._waiting(find)
+            found, held = await self._waiting(partial(waiting_under, *where, message_id))
             store = partial(self._store, message)
             new, outcomes = await self._replace(found, timeout_s, store)
         assert new is not None
@@ -534,9 +535,7 @@ class Scheduling(BaseProducer):
         topics = self._setup.target, self.description.topic
         wanted = wanted_message(*topics, receipt, message_id, deliver_at, partition_key)
         timeout_s = seconds_of(timeout)
-        self._check_open()
-        with self._errors():
-            self._check_cancellable()
+        with self._cancelling():
             _, (outcome,) = await self._replace([wanted], timeout_s)
         return outcome
 
@@ -586,7 +585,6 @@ class Scheduling(BaseProducer):
         wanted = wanted_message(self._setup.target, self.description.topic, receipt)
         timeout_s = seconds_of(timeout)
         own_id = replacement_id(wanted, message_id, partition_key)
-        self._check_open()
         check_scheduled(deliver_at, deliver_after)
         now_ms = self._setup.clock.now_ms()
         due_ms = due_time_ms(deliver_at, deliver_after, now_ms) or now_ms
@@ -608,8 +606,7 @@ class Scheduling(BaseProducer):
                 replaces=wanted.id,
             )
             store = partial(self._store, message)
-        with self._errors():
-            self._check_cancellable()
+        with self._cancelling():
             new, (outcome,) = await self._replace([wanted], timeout_s, store)
         assert new is not None
         return Rescheduled(new, outcome)
@@ -643,9 +640,7 @@ class Scheduling(BaseProducer):
             As :meth:`cancel`.
         """
         wanted = wanted_message(self._setup.target, self.description.topic, receipt)
-        self._check_open()
-        with self._errors():
-            self._check_cancellable()
+        with self._cancelling():
             found = await self._waiting(partial(self._outcomes().stored, wanted.id))
         named = wanted.target, wanted.key
         return next((one for one in found if (one.target, one.key) == named), None)
