@@ -135,7 +135,7 @@ class ClientError(BrokerError):
 class CancellationFailedError(ClientError):
     """A cancellation that the broker did not confirm.
 
-    Unless the text says that it was not stored, it may take effect. To cancel again does no harm.
+    It may be stored all the same, and take effect. To cancel again does no harm.
     Producers raise a subclass that is also the client's exception for the failure.
 
     Attributes:

@@ -246,8 +246,6 @@ async def in_thread(function: Callable[[], T]) -> T:
     # for example while the admin interface does not answer.
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()  # the thread goes on when the call is cancelled
-    calls_in_threads.add(done)
-    done.add_done_callback(calls_in_threads.discard)
 
     def run() -> None:
         try:
@@ -255,10 +253,9 @@ async def in_thread(function: Callable[[], T]) -> T:
         except BaseException as error:
             done.set_exception(error)
 
-    try:
-        threads.in_thread(run)
-    except RuntimeError as error:  # no thread can be started
-        done.set_exception(error)
+    threads.in_thread(run)
+    calls_in_threads.add(done)
+    done.add_done_callback(calls_in_threads.discard)
     return await asyncio.wrap_future(done)
 
 

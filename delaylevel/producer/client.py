@@ -75,7 +75,7 @@ def check_pair(producer: Any, client: Any, *, for_asyncio: bool = False) -> None
     if any(each is None or inspect.iscoroutinefunction(each) != for_asyncio for each in calls):
         raise InvalidInputError(
             "give wrap() a producer, then the client that created it: delaylevel.asyncio.wrap() "
-            f"those of pulsar.asyncio, delaylevel.wrap() others; not {producer!r} and {client!r}"
+            "those of pulsar.asyncio, delaylevel.wrap() others"
         )
     # A producer keeps the core of its client, not the client.
     if client_core(client) is client_core(producer):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pulsar
 
-from delaylevel.cluster.failures import error_name
+from delaylevel.cluster.failures import TRANSIENT_FAILURES, error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import messages_in_range, read_range
 from delaylevel.errors import (
@@ -38,20 +38,6 @@ from .client_calls import as_client_error
 
 log = logging.getLogger(__name__)
 
-# With these failures, the broker or the client certainly has not stored the message.
-_NOT_STORED = frozenset(
-    {
-        "AuthorizationError",
-        "InvalidMessage",
-        "MessageTooBig",
-        "NotAllowedError",
-        "ProducerBusy",
-        "ProducerFenced",
-        "ProducerQueueIsFull",
-        "TopicNotFound",
-        "TopicTerminated",
-    }
-)
 # What all copies of a message have in common.
 _COPIED = attrgetter("id", "target", "key")
 Copy = TypeVar("Copy")
@@ -253,14 +239,12 @@ def explained(receipt: Receipt, new: Receipt | None = None) -> Iterator[None]:
             raise  # nothing was sent, as it says itself
         result = getattr(error, "error", None)  # of pulsar.asyncio
         name = str(result().name) if callable(result) else error_name(error)
-        sure = isinstance(error, DelayLevelError) or name in _NOT_STORED
-        stored = "was not stored" if sure else "may be stored or not"
         more = "" if new is None else f". The new message is stored; its receipt is {new}"
         failed = CancellationFailedError(
-            f"the cancellation of message {receipt.id!r} {stored} ({error}): cancel it again, "
-            f"twice does no harm{more}",
+            f"the cancellation of message {receipt.id!r} was not confirmed ({error}): cancel it "
+            f"again, twice does no harm{more}",
             name=name,
-            transient=not sure,
+            transient=name in TRANSIENT_FAILURES,
             receipt=str(new or ""),
         )
         raise as_client_error(failed) from error

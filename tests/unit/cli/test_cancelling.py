@@ -254,7 +254,7 @@ def test_a_new_message_is_told_if_the_old_one_could_not_be_cancelled(
 
     monkeypatch.setattr(scheduling, "explained", refused)
     (row,) = run.rows(*command, "--id", "old", code=1)
-    assert (row["outcome"], "was not stored" in row["reason"]) == ("both", True)
+    assert (row["outcome"], "was not confirmed" in row["reason"]) == ("both", True)
     assert set(delivered(memory)) == {"old", row["new_id"]}
 
 

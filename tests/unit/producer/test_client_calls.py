@@ -106,7 +106,7 @@ def test_an_unknown_result_of_a_cancellation_is_not_called_a_refusal(name: str) 
         found: Any = caught.value
         assert isinstance(found, type(plain))
         assert isinstance(found, pulsar.asyncio.PulsarException)
-        assert "the cancellation of message 'old' may be stored or not" in str(found)
+        assert "the cancellation of message 'old' was not confirmed" in str(found)
         assert "twice does no harm" in str(found)
         assert (found.error(), found.transient, found.receipt) == (result, True, "")
         assert found.__cause__ is error

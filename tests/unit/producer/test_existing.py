@@ -130,7 +130,7 @@ def test_wrong_arguments_are_refused(client: Any) -> None:
         ((client, producer), "give wrap.. a producer, then the client"),
         ((wrapped, client), "has a delay-level topic already"),
         ((producer, producer), "give wrap.. a producer, then the client"),
-        ((None, client), "not None and"),
+        ((None, client), "give wrap.. a producer, then the client"),
     ):
         with pytest.raises(InvalidInputError, match=text):
             wrap(*pair)
