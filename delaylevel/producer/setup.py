@@ -101,13 +101,12 @@ def found_by_counts(
         topic = description.level_topic(level.index).full
         partitions = count(topic)
         if partitions != level.partitions:
-            missing = "does not exist or is not partitioned"
-            has = f"has {partitions} partitions" if partitions else missing
             raise LevelTopicError(
-                f"level topic {topic} {has}; the strategy ({description.levels}) needs "
-                f"{level.partitions}. Give the client an admin_url, so that it can read and create "
-                "level topics, or the producer the topic's own delay_level_topic and "
-                f"partition_strategy, or create it with `{description.creation_command()}`"
+                f"level topic {topic} has {partitions or 'no'} partitions; the strategy "
+                f"({description.levels}) needs {level.partitions}. Give the client an admin_url, "
+                "so that it can read and create level topics, or the producer the topic's own "
+                "delay_level_topic and partition_strategy, or create it with "
+                f"`{description.creation_command()}`"
             )
     if description.final_window is not FinalWindow.TRACKER:
         return description
@@ -115,9 +114,8 @@ def found_by_counts(
     partitions = count(topic)
     if not partitions:
         raise LevelTopicError(
-            f"window topic {topic} does not exist or is not partitioned: name the final_window "
-            f"of level topic {description.topic} (final_window='broker'), or give the client "
-            "an admin_url, so that it can read it"
+            f"window topic {topic} has no partitions: give the producer the topic's own "
+            "final_window ('broker'), or the client an admin_url, so that it can read it"
         )
     return replace(description, window_partitions=partitions)
 
