@@ -125,13 +125,11 @@ class SizeLimit:
         if size <= self.bytes:
             return
         error = MessageTooLargeError(
-            f"the message has {size:,} bytes, and a parked message at most {self.bytes:,}: "
-            "uncompressed, with keys and properties. Later hops could not send it (MessageTooBig): "
-            f"the broker's limit is {self._max_message_size:,} bytes, and they add up to "
-            f"{self.reserve:,}. "
-            "Store the payload elsewhere and send a reference to it; or, if the broker's "
-            "maxMessageSize is higher, give the producer max_message_size. The message was not "
-            "sent",
+            f"the message has {size:,} bytes, uncompressed, with keys and properties, and a parked "
+            f"message at most {self.bytes:,}: the broker's limit is {self._max_message_size:,} "
+            f"bytes (MessageTooBig), and hops add up to {self.reserve:,}. Send a reference to the "
+            "payload; or, if the broker's maxMessageSize is higher, give the producer "
+            "max_message_size. The message was not sent",
             size=size,
             limit=self.bytes,
         )

@@ -180,9 +180,8 @@ def wanted_message(
     found = receipt if isinstance(receipt, Receipt) else Receipt.parse(receipt)
     if (found.target, found.level_topic) != (target, level_topic):
         raise InvalidInputError(
-            f"the receipt is that of a message for {found.target} in level topic "
-            f"{found.level_topic}, and this producer sends to {target} through {level_topic}: use "
-            "a producer of the receipt's topics; nothing was sent"
+            f"the receipt is for {found.target} through {found.level_topic}, and this producer "
+            f"for {target} through {level_topic}: use a producer of its topics; nothing was sent"
         )
     return found
 
@@ -197,9 +196,8 @@ def check_cancellable(description: LevelTopicDescription, has_admin: bool) -> No
         )
     if not description.cancellable:
         raise LevelTopicError(
-            f"messages of level topic {topic} cannot be cancelled: its final window is "
-            f"{description.final_window.value!r}, so the broker releases them, and it cannot take "
-            "one back; create a level topic with final window 'tracker'; nothing was sent"
+            f"messages of level topic {topic} cannot be cancelled: its final window is 'broker'; "
+            "create a level topic with final window 'tracker'; nothing was sent"
         )
 
 

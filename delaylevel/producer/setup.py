@@ -166,10 +166,9 @@ def producer_settings(
         timeout_ms = min(max(lead_ms, _SHORTEST_SEND_TIMEOUT_MS), _LONGEST_SEND_TIMEOUT_MS)
     elif timeout_ms <= 0:
         raise UnsupportedOptionError(
-            f"send_timeout_millis={timeout_ms} cannot be combined with a delay-level topic: a "
-            "message that waits in the client without a limit ends up behind younger ones in its "
-            "partition and is handed off too late; set it to at most the lead "
-            f"({exact_duration(lead_ms)})"
+            f"send_timeout_millis={timeout_ms}: a message that waits in the client without a limit "
+            "ends up behind younger ones in its partition and is handed off too late; set it to at "
+            f"most the lead ({exact_duration(lead_ms)})"
         )
     elif timeout_ms > lead_ms:
         log.warning(
