@@ -110,12 +110,7 @@ class Sent(Awaited):
         if self.future.done():
             return  # cancelled
         if self._result == pulsar.Result.Ok:
-            stored = self._message_id
-            self.future.set_result(
-                pulsar.MessageId(
-                    stored.partition(), stored.ledger_id(), stored.entry_id(), stored.batch_index()
-                )
-            )
+            self.future.set_result(pulsar.MessageId.wrap(self._message_id))
         else:
             self.future.set_exception(_failure(self._result))
             self.future.exception()  # its sender may be cancelled in the same step
