@@ -159,9 +159,7 @@ def private_broker() -> Iterator[EmbeddedBroker]:
     """Start a broker with its own data, for bulk reads; delete the data at the end."""
     with tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory:
         broker = EmbeddedBroker(
-            "bench",
-            directory=Path(directory) / "broker",
-            functions=False,
+            Path(directory) / "broker",
             conf=READ_AHEAD,
             heap_mb=600,
             follow_parent=True,
@@ -183,8 +181,7 @@ def broker_with_defaults(
     with (
         tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory,
         EmbeddedBroker(
-            "bench",
-            directory=Path(directory) / "broker",
+            Path(directory) / "broker",
             functions=functions,
             heap_mb=600,
             follow_parent=True,

@@ -61,9 +61,7 @@ def demo(messages: int, output: str) -> None:
     with tempfile.TemporaryDirectory(prefix="delaylevel-demo-") as folder:
         note("Starting a private Pulsar broker (downloaded with Maven the first time)...")
         where = Path(folder)
-        with EmbeddedBroker(
-            "demo", directory=where / "broker", follow_parent=True, report=note
-        ) as broker:
+        with EmbeddedBroker(where / "broker", follow_parent=True, report=note) as broker:
             result = run(broker.connection, where / "window", messages, show)
     late = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     view = {

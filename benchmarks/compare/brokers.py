@@ -52,8 +52,7 @@ class Native(System):
 
     def start(self, cancellable: bool) -> None:
         self.broker = EmbeddedBroker(
-            "compare",
-            directory=self.directory / "broker",
+            self.directory / "broker",
             conf=self._conf,
             heap_mb=HEAP_MB,
             follow_parent=True,

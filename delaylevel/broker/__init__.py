@@ -1,24 +1,8 @@
 """A private real Pulsar broker for first steps and tests; Docker is not needed."""
 
-from delaylevel.cluster.connection.local_brokers import BrokerStatus, instances, running_instance
+from delaylevel.cluster.connection.local_brokers import BrokerStatus
 
-from .distribution import (
-    PULSAR_VERSION,
-    distribution_directory,
-    fetch,
-    fetched_versions,
-    is_fetched,
-)
+from .distribution import PULSAR_VERSION, distribution_directory, fetch
 from .embedded import EmbeddedBroker
 
-__all__ = [
-    "PULSAR_VERSION",
-    "BrokerStatus",
-    "EmbeddedBroker",
-    "distribution_directory",
-    "fetch",
-    "fetched_versions",
-    "instances",
-    "is_fetched",
-    "running_instance",
-]
+__all__ = ["PULSAR_VERSION", "BrokerStatus", "EmbeddedBroker", "distribution_directory", "fetch"]

@@ -10,7 +10,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from delaylevel.cluster.connection.local_brokers import DIRECTORIES
@@ -19,32 +19,12 @@ from delaylevel.errors import InvalidInputError, PrerequisiteError
 #: Version of the server unless another one is chosen.
 PULSAR_VERSION = "4.0.8"
 MINIMUM_JAVA = 17
-_OLDEST = (3, 0, 0)  # earlier servers have other options at the start
-_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?:[.-][A-Za-z0-9][A-Za-z0-9.-]{0,40})?")
+_VERSION = re.compile(r"\d+\.\d+\.\d+[A-Za-z0-9.-]*")
 _RELEASES = "https://pulsar.apache.org/release-notes/"
 _MAVEN_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
 _MAVEN_TIMEOUT_SECONDS = 1800
-# Maven's words for a file that none of its repositories has.
-_ABSENT = re.compile(r"[Cc]ould not find artifact|was not found in")
 
 Report = Callable[[str], None]
-
-
-def release_of(version: str) -> tuple[int, int, int]:
-    """Return major, minor and patch number of a server's version, which can be compared."""
-    match = _VERSION.fullmatch(version)
-    if match is None:
-        raise InvalidInputError(
-            f"{version!r} is not the full version of a Pulsar server: use one like "
-            f"{PULSAR_VERSION}. {_RELEASES} lists the releases."
-        )
-    release = (int(match[1]), int(match[2]), int(match[3]))
-    if release < _OLDEST:
-        raise InvalidInputError(
-            f"Pulsar {version} cannot be started here: use 3.0.0 or later, or start that server "
-            "yourself and pass its address (--service-url, --admin-url)."
-        )
-    return release
 
 
 def distribution_directory(version: str = PULSAR_VERSION) -> Path:
@@ -52,25 +32,21 @@ def distribution_directory(version: str = PULSAR_VERSION) -> Path:
 
     Args:
         version: the full version of the server.
+
+    Raises:
+        InvalidInputError: this is not a version of a server.
     """
-    release_of(version)
+    if not _VERSION.fullmatch(version):
+        raise InvalidInputError(
+            f"{version!r} is not the full version of a Pulsar server: use one like "
+            f"{PULSAR_VERSION}. {_RELEASES} lists the releases."
+        )
     return Path(DIRECTORIES.user_cache_dir) / f"apache-pulsar-{version}"
 
 
 def is_fetched(version: str = PULSAR_VERSION) -> bool:
-    """Return whether a server is fetched.
-
-    Args:
-        version: the full version of the server.
-    """
+    """Return whether a server is fetched."""
     return (distribution_directory(version) / "bin" / "pulsar").is_file()
-
-
-def fetched_versions() -> list[str]:
-    """Return the versions of the servers that are fetched, oldest first."""
-    found = Path(DIRECTORIES.user_cache_dir).glob("apache-pulsar-*/bin/pulsar")
-    names = (path.parents[1].name.removeprefix("apache-pulsar-") for path in found)
-    return sorted(filter(_VERSION.fullmatch, names), key=release_of)
 
 
 def fetch(report: Report = lambda message: None, version: str = PULSAR_VERSION) -> Path:
@@ -87,7 +63,7 @@ def fetch(report: Report = lambda message: None, version: str = PULSAR_VERSION) 
         The directory of the server.
 
     Raises:
-        InvalidInputError: this is not a version of a server that can be started here.
+        InvalidInputError: this is not a version of a server.
         PrerequisiteError: Java or Maven is missing, or Maven cannot fetch the server.
     """
     home = distribution_directory(version)
@@ -124,20 +100,19 @@ def java() -> str:
     if found is None:
         place = f"JAVA_HOME ({java_home})" if java_home else "the PATH"
         raise PrerequisiteError(f"The embedded broker needs Java: none is in {place}. {remedy}")
-    try:
-        answer = subprocess.run(
+    output = ""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        output = subprocess.run(
             [found, "-version"],
-            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             timeout=60,
-            stdin=subprocess.DEVNULL,
             check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise PrerequisiteError(f"{found} does not run ({error}). {remedy}") from error
-    # 8 is written as 1.8.0.
-    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    if answer.returncode != 0 or match is None:
+        ).stdout
+    match = re.search(r'version "(?:1\.)?(\d+)', output)  # 8 is written as 1.8.0
+    if match is None:
         raise PrerequisiteError(f"{found} does not print its version. {remedy}")
     if int(match[1]) < MINIMUM_JAVA:
         raise PrerequisiteError(f"{found} is Java {match[1]}, which is too old. {remedy}")
@@ -191,17 +166,10 @@ def _download(folder: Path, version: str) -> Path:
     archives = sorted(folder.glob("pulsar-server-distribution-*.tar.gz"))
     if answer.returncode != 0 or not archives:
         output = [line for line in (answer.stdout + answer.stderr).splitlines() if line.strip()]
-        if any(_ABSENT.search(line) for line in output):
-            fetched = ", ".join(fetched_versions())
-            raise PrerequisiteError(
-                f"Maven finds no Pulsar server {version} in its repositories. {_RELEASES} lists "
-                f"the releases{f'; fetched already: {fetched}' if fetched else ''}. If that one "
-                "exists, check the repositories in Maven's settings.xml. Its output:\n  "
-                + output[0]
-            )
         raise PrerequisiteError(
-            f"Maven could not fetch {artifact} (exit code {answer.returncode}). Check the network "
-            "and Maven's settings.xml. Its output:\n  " + "\n  ".join(output[:5])
+            f"Maven could not fetch {artifact} (exit code {answer.returncode}). Check the version "
+            f"({_RELEASES} lists the releases), the network and Maven's settings.xml. Its output:"
+            "\n  " + "\n  ".join(output[:5])
         )
     return archives[0]
 
@@ -214,15 +182,10 @@ def _unpack(archive: Path, folder: Path) -> Path:
                 tar.extractall(target, filter="data")
             else:  # Python before 3.10.12 and 3.11.4
                 tar.extractall(target)
-    except (tarfile.TarError, EOFError, OSError) as error:
+        (program,) = target.glob("*/bin/pulsar")
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise PrerequisiteError(
             f"{archive.name} cannot be unpacked ({error}). Check that the disk is not full, or "
             "delete the file from Maven's local repository and fetch it again."
         ) from error
-    trees = [path for path in target.iterdir() if (path / "bin" / "pulsar").is_file()]
-    if len(trees) != 1:
-        raise PrerequisiteError(
-            f"{archive.name} does not contain a Pulsar server. Delete the file from Maven's local "
-            "repository and fetch it again."
-        )
-    return trees[0]
+    return program.parents[1]

@@ -14,28 +14,24 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import urllib3
 from pydantic import SecretStr
 
 from delaylevel.cluster.connection.local_brokers import (
-    NAME,
     BrokerStatus,
     SavedInstance,
-    instances_directory,
     load_instance,
-    load_version,
     marker,
     save_instance,
-    save_version,
     status_of,
+    usual_directory,
 )
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import AlreadyRunningError, BrokerError, InvalidInputError
 
 from . import process
-from .distribution import PULSAR_VERSION, Report, fetch, java, locked, release_of
+from .distribution import PULSAR_VERSION, Report, fetch, java, locked
 
 log = logging.getLogger(__name__)
 
@@ -65,18 +61,17 @@ _OUR_DEFAULTS = {
 
 
 class EmbeddedBroker:
-    """An instance of Pulsar standalone with its own data and its own loopback ports.
+    """Pulsar standalone with its own data and its own loopback ports.
 
-    A later start in the same directory uses the same server, ports and configuration, unless
-    others are given. A server older than the one that wrote the data is refused. As a context
-    manager, it starts the instance and stops it at the end.
+    A later start in the same directory uses the same server and ports. As a context manager, it
+    starts the broker and stops it at the end.
 
     Args:
-        name: name of the instance, unique for this user, and of its folder in the state directory.
-        directory: another directory for its data, e.g. a temporary one.
+        directory: directory of its data; None for that of ``delaylevel broker``, in the state
+            directory of this user.
         functions: True to run the functions worker; None for the last choice, at first False.
-        conf: settings of ``standalone.conf``; None for those of the last start.
-        heap_mb: maximum Java heap, MB; None for that of the last start, at first 400.
+        conf: settings of ``standalone.conf``, or of the functions worker.
+        heap_mb: maximum Java heap, MB.
         token: token of a superuser, if ``conf`` requires one; it is not stored.
         follow_parent: True to end the broker when this process dies for any reason.
         report: function that receives lines about the progress of fetching and starting.
@@ -84,41 +79,32 @@ class EmbeddedBroker:
             `PULSAR_VERSION`.
 
     Raises:
-        InvalidInputError: the name, directory or version cannot be used.
+        InvalidInputError: the directory cannot be used.
     """
 
     def __init__(
         self,
-        name: str = "default",
-        *,
         directory: str | os.PathLike[str] | None = None,
+        *,
         functions: bool | None = None,
         conf: Mapping[str, ConfValue] | None = None,
-        heap_mb: int | None = None,
+        heap_mb: int = 400,
         token: str | None = None,
         follow_parent: bool = False,
         report: Report = log.info,
         version: str | None = None,
     ) -> None:
-        if not NAME.fullmatch(name):
-            raise InvalidInputError(
-                f"{name!r} is not a valid name for a broker: use letters, digits, '.', '_' and '-'"
-            )
-        self.name = name
-        chosen = Path(directory) if directory is not None else instances_directory() / name
-        self.directory = chosen.absolute()
+        self.directory = Path(usual_directory() if directory is None else directory).absolute()
         if re.search(r"\s", str(self.directory)):
             raise InvalidInputError(
                 f"Pulsar's start script does not support blanks in a path ({self.directory}): "
                 "choose another directory"
             )
-        if version is not None:
-            release_of(version)
         self._version = version
         self._functions = functions
-        self._conf = conf and {
+        self._conf = {
             name: str(value).lower() if isinstance(value, bool) else str(value)
-            for name, value in conf.items()
+            for name, value in (conf or {}).items()
         }
         self._heap_mb = heap_mb
         self._token = token
@@ -141,7 +127,7 @@ class EmbeddedBroker:
         """
         status = self.status()
         if not status.running:
-            raise BrokerError(f"The embedded broker {self.name!r} is not running: start it first.")
+            raise BrokerError("The private broker is not running: start it first.")
         return Connection(
             service_url=status.service_url,
             admin_url=status.admin_url,
@@ -158,26 +144,33 @@ class EmbeddedBroker:
             The status, with the addresses.
 
         Raises:
-            InvalidInputError: a later version of the server wrote the data.
+            InvalidInputError: this is not a version of a server.
             PrerequisiteError: Java or Maven is missing, or Maven cannot fetch the server.
-            AlreadyRunningError: this instance is already running.
+            AlreadyRunningError: this broker is already running.
             BrokerError: the broker ended or was not ready in time; the text has the end of its log.
         """
         # Private to this user, because the configuration may contain secrets.
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(self.directory / "lock"):
-            self._check_stopped()
+            status = self.status()
+            if status.running:
+                raise AlreadyRunningError(
+                    f"The private broker is already running (Pulsar {status.version}, process "
+                    f"{status.pid}, {status.service_url}, {status.admin_url}): use it, or stop it "
+                    "first."
+                )
             self._end_watcher()  # it would kill by a process ID that may be another's by now
-            version = self._choose_version()
-            home = fetch(self._report, version)
-            save_version(self.directory, version)
-            self._start(home, timeout_seconds)
+            last = load_instance(self.directory)
+            version = self._version or last.version or PULSAR_VERSION
+            functions = last.functions if self._functions is None else self._functions
+            settings = replace(last, functions=functions, version=version)
+            self._start(fetch(self._report, version), settings, timeout_seconds)
         return self.status()
 
     def status(self) -> BrokerStatus:
         """Return the status; check the process, because a state file may be out of date."""
         self._reap()
-        return status_of(self.name, self.directory)
+        return status_of(self.directory)
 
     def stop(self) -> bool:
         """Stop the broker with SIGTERM, after half a minute with SIGKILL; keep its data.
@@ -187,7 +180,7 @@ class EmbeddedBroker:
         """
         status = self.status()
         if status.pid is not None and not self._end(status.pid, timeout_seconds=30):
-            log.warning("the embedded broker %r did not stop in time and was killed", self.name)
+            log.warning("the private broker did not stop in time and was killed")
         return status.pid is not None
 
     def kill(self) -> bool:
@@ -228,31 +221,8 @@ class EmbeddedBroker:
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def _check_stopped(self) -> None:
-        status = self.status()
-        if status.running:
-            raise AlreadyRunningError(
-                f"The embedded broker {self.name!r} is already running (Pulsar {status.version}, "
-                f"process {status.pid}, {status.service_url}, {status.admin_url}): use it, or stop "
-                "it first."
-            )
-
-    def _choose_version(self) -> str:
-        """Return the version of the server for the next start, never one older than the data."""
-        wrote = load_version(self.directory)
-        version = self._version or wrote or PULSAR_VERSION
-        if wrote is not None and release_of(version) < release_of(wrote):
-            raise InvalidInputError(
-                f"Pulsar {wrote} has written the data in {self.directory}, and {version}, which is "
-                f"older, may not be able to read them: start it with version {wrote} or later, or "
-                "use another instance. If you do not need the data, delete them first "
-                f"(`delaylevel broker stop --name {self.name} --delete-data`)."
-            )
-        return version
-
-    def _start(self, home: Path, timeout_seconds: float) -> None:
+    def _start(self, home: Path, saved: SavedInstance, timeout_seconds: float) -> None:
         """Launch the process until it is ready; repeat a start that failed by chance."""
-        saved = self._settings()
         for attempt in range(1, _START_ATTEMPTS + 1):
             saved = self._launch(home, saved)
             try:
@@ -266,10 +236,9 @@ class EmbeddedBroker:
             self._end(saved.pid, timeout_seconds=10)
             if attempt == _START_ATTEMPTS or not (looping or "BindException" in self.logs(500)):
                 raise BrokerError(
-                    f"The embedded broker {self.name!r} {problem}. Its log, {self.log_file}, "
-                    f"ends:\n{ending}"
+                    f"The private broker {problem}. Its log, {self.log_file}, ends:\n{ending}"
                 )
-            log.info("starting the broker %r again: it %s", self.name, problem)
+            log.info("starting the private broker again: it %s", problem)
             if not looping:  # another process took a port
                 saved = replace(saved, service_port=0, web_port=0)
 
@@ -294,7 +263,7 @@ class EmbeddedBroker:
                 if time.monotonic() > limit:
                     return f"was not ready within {timeout_seconds:g} s ({pending[0]}: {result})"
                 try:
-                    answer = pool.request("GET", saved.admin_url + pending[0])
+                    answer = pool.request("GET", f"http://127.0.0.1:{saved.web_port}{pending[0]}")
                 except urllib3.exceptions.HTTPError as error:
                     result = type(error).__name__
                 else:
@@ -315,16 +284,6 @@ class EmbeddedBroker:
         """
         return len(_INVALIDATED.findall(self.log_file.read_bytes())) > _MAX_INVALIDATED
 
-    def _settings(self) -> SavedInstance:
-        """Return the settings of the next start: those given, then those of the last start."""
-        last = load_instance(self.directory) or SavedInstance()
-        given: dict[str, Any] = {
-            "functions": self._functions,
-            "conf": self._conf,
-            "heap_mb": self._heap_mb,
-        }
-        return replace(last, **{name: value for name, value in given.items() if value is not None})
-
     def _launch(self, home: Path, settings: SavedInstance) -> SavedInstance:
         """Choose ports, write the configuration and start the process; return what was saved."""
         ports = [settings.service_port, settings.web_port]
@@ -341,14 +300,14 @@ class EmbeddedBroker:
         settings = replace(
             settings, service_port=ports[0], web_port=ports[1], bookie_port=bookie_port
         )
-        write_conf(home, self.directory / "conf", settings)
+        write_conf(home, self.directory / "conf", settings, self._conf)
         self.log_file.parent.mkdir(exist_ok=True)
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_suffix(".log.1"))
         with self.log_file.open("wb") as output:
             self._child = subprocess.Popen(
                 start_command(home, self.directory, settings),
-                env=environment(self.directory, settings, java()),
+                env=environment(self.directory, java(), self._heap_mb, settings.functions),
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -380,24 +339,17 @@ class EmbeddedBroker:
             self._child = None
 
 
-def write_conf(home: Path, folder: Path, instance: SavedInstance) -> None:
-    """Replace the ``conf`` folder of an instance by the server's, with its ports and settings.
-
-    A setting that only the functions worker knows, such as ``useTls``, goes into its file. One that
-    no configuration file mentions causes a warning, because Pulsar ignores it silently.
-    """
-    overrides = instance.conf
+def write_conf(
+    home: Path, folder: Path, instance: SavedInstance, overrides: Mapping[str, str]
+) -> None:
+    """Replace the ``conf`` folder of an instance by the server's, with its ports and settings."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(home / "conf", folder)
     known = _names(home / "conf")
     worker = folder / "functions_worker.yml"
     worker_text = worker.read_text(encoding="utf-8")
+    # What only the functions worker knows, such as useTls, goes into its file.
     workers = set(re.findall(r"(?m)^(?:# ?)?(\w+):", worker_text)) - known
-    for name in sorted(overrides.keys() - known - workers):
-        log.warning(
-            "no configuration file of the broker mentions %r, so it may have no effect: check it",
-            name,
-        )
     data = folder.parent
     settings = {
         **_OUR_DEFAULTS,
@@ -457,7 +409,9 @@ def start_command(home: Path, directory: Path, instance: SavedInstance) -> list[
     ]
 
 
-def environment(directory: Path, instance: SavedInstance, java: str) -> dict[str, str]:
+def environment(
+    directory: Path, java: str, heap_mb: int, functions: bool = False
+) -> dict[str, str]:
     """Return the environment of the instance: a small heap, and no settings of another Pulsar."""
     environ = {
         name: value
@@ -465,10 +419,9 @@ def environment(directory: Path, instance: SavedInstance, java: str) -> dict[str
         if not name.startswith(_FOREIGN_PREFIXES) and name != "OPTS"
     }
     path = [str(Path(java).parent), environ.get("PATH", os.defpath)]
-    if instance.functions:
+    if functions:
         # The functions worker starts `python3` from the PATH: it must be able to import delaylevel.
         path.insert(0, str(Path(sys.executable).parent))
-    heap_mb = instance.heap_mb
     return environ | {
         "PATH": os.pathsep.join(path),
         "PULSAR_STANDALONE_CONF": str(directory / "conf" / "standalone.conf"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -114,17 +115,9 @@ def wait_until(
 
 def free_ports(count: int) -> list[int]:
     """Return distinct loopback ports without a listener."""
-    chosen: list[int] = []
     # At random: processes that start at the same time seldom choose the same ones.
-    for port in random.sample(_PORTS, len(_PORTS)):
-        if port_is_free(port):
-            chosen.append(port)
-            if len(chosen) == count:
-                return chosen
-    raise OSError(
-        f"fewer than {count} ports between {_PORTS.start} and {_PORTS.stop} are free: "
-        "stop a program that listens there"
-    )
+    ports = random.sample(_PORTS, len(_PORTS))
+    return list(itertools.islice(filter(port_is_free, ports), count))
 
 
 def follow_parent(pid: int) -> subprocess.Popen[bytes]:

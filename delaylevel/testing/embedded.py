@@ -50,7 +50,7 @@ def small_broker(directory: Path, **options: Any) -> EmbeddedBroker:
     """
     version = os.environ.get("DELAYLEVEL_BROKER_VERSION")
     settings = {"conf": CONF, "heap_mb": HEAP_MB, "version": version, **options}
-    return EmbeddedBroker("test", directory=directory, follow_parent=True, **settings)
+    return EmbeddedBroker(directory, follow_parent=True, **settings)
 
 
 def start_or_skip(broker: EmbeddedBroker) -> EmbeddedBroker:

@@ -84,21 +84,9 @@ def running(folder: Path, tests: Path) -> Iterator[SuiteBroker]:
     }
     data = folder / "broker"
     data.mkdir()
-    save_instance(
-        data,
-        SavedInstance(
-            pid=0,
-            service_port=service,
-            web_port=web,
-            functions=False,
-            conf={},
-            heap_mb=_HEAP_MB,
-            started_ms=0,
-        ),
-    )
+    save_instance(data, SavedInstance(service_port=service, web_port=web))
     embedded = EmbeddedBroker(
-        "official-suite",
-        directory=data,
+        data,
         conf=conf,
         heap_mb=_HEAP_MB,
         token=superuser,

@@ -29,7 +29,6 @@ from delaylevel import topics, wrap
 from delaylevel.broker.distribution import fetch, java
 from delaylevel.broker.embedded import environment
 from delaylevel.broker.process import free_ports
-from delaylevel.cluster.connection.local_brokers import SavedInstance
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
@@ -396,7 +395,7 @@ class Cluster:
         return Node(name, folder, (self._program, kind), environ, ports)
 
     def _environ(self, folder: Path, heap_mb: int) -> dict[str, str]:
-        values = environment(folder, SavedInstance(heap_mb=heap_mb), java())
+        values = environment(folder, java(), heap_mb)
         del values["PULSAR_STANDALONE_CONF"], values["PULSAR_LOG_CONF"]
         memory = f"-Xms32m -Xmx{heap_mb}m -XX:MaxDirectMemorySize={max(heap_mb, 128)}m"
         return {**values, "PULSAR_MEM": memory, "PULSAR_LOG_ROOT_LEVEL": "info"}

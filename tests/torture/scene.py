@@ -92,10 +92,10 @@ class Scene:
         )
 
     def _port(self, name: str) -> int:
-        saved = load_instance(self._broker_folder)
-        if saved is None:
+        port = int(getattr(load_instance(self._broker_folder), name))
+        if not port:
             raise OSError("the broker does not run yet")
-        return int(getattr(saved, name))
+        return port
 
     # -- the beginning and the end
 

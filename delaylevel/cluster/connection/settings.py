@@ -349,8 +349,10 @@ def _complete_addresses(values: dict[str, Any]) -> None:
     elif admin:
         host, secure = _host(admin), str(admin).startswith("https")
         values["service_url"] = f"pulsar+ssl://{host}:6651" if secure else f"pulsar://{host}:6650"
-    elif running := local_brokers.running_instance():
-        values["service_url"], values["admin_url"] = running.service_url, running.admin_url
+    else:
+        private = local_brokers.status_of(local_brokers.usual_directory())
+        if private.running:
+            values["service_url"], values["admin_url"] = private.service_url, private.admin_url
 
 
 def _host(url: object) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.broker import EmbeddedBroker, instances
+from delaylevel.broker import EmbeddedBroker
 from delaylevel.broker.distribution import distribution_directory
 from delaylevel.cluster.connection.settings import Connection
 from support.pages import FOREVER, PAGES, ROOT, Block, bare, missing
@@ -179,8 +179,7 @@ class Reader:
             process.wait(PATIENCE_S)
         if "spark" in self._names:
             self._names["spark"].stop()
-        for instance in instances():
-            EmbeddedBroker(instance.name).remove()
+        EmbeddedBroker().remove()
 
 
 def _shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -103,7 +103,7 @@ def test_two_starts_at_once_make_one_broker(own: EmbeddedBroker) -> None:
 
     def start(_: int) -> BrokerStatus | AlreadyRunningError:
         try:
-            return EmbeddedBroker("test", directory=own.directory).start()
+            return EmbeddedBroker(own.directory).start()
         except AlreadyRunningError as error:
             return error
 
@@ -118,7 +118,7 @@ def test_two_starts_at_once_make_one_broker(own: EmbeddedBroker) -> None:
 def test_the_broker_ends_when_its_parent_dies(tmp_path: Path) -> None:
     program = (
         "import sys; from delaylevel.broker import EmbeddedBroker\n"
-        "b = EmbeddedBroker('test', directory=sys.argv[1], heap_mb=256, follow_parent=True)\n"
+        "b = EmbeddedBroker(sys.argv[1], heap_mb=256, follow_parent=True)\n"
         "b.start(); print('ready', flush=True); sys.stdin.read()"
     )
     parent = subprocess.Popen(
@@ -127,7 +127,7 @@ def test_the_broker_ends_when_its_parent_dies(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
     )
     assert parent.stdout is not None
-    broker = EmbeddedBroker("test", directory=tmp_path)
+    broker = EmbeddedBroker(tmp_path)
     try:
         assert parent.stdout.readline() == b"ready\n"
         assert broker.status().running

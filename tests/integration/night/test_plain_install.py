@@ -22,7 +22,7 @@ HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta
 #: SIMPLE one without.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "": (
-        *("broker status", "plan --rate 10 --max-delay 3d --size 100", "doctor TOPIC"),
+        *("plan --rate 10 --max-delay 3d --size 100", "doctor TOPIC"),
         *("levels create NEW", "levels describe TOPIC", "levels list NAMESPACE"),
         *("levels pause TOPIC", "levels resume TOPIC", "levels set TOPIC --attribute size"),
         *("levels expand SIMPLE --max-delay 4h", "levels drain SIMPLE", "levels delete NEW"),
@@ -41,7 +41,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 # They manage a broker on this machine or a Function in the cluster, and need no extra here.
 OTHERS = {
-    *("broker fetch", "broker start", "broker stop"),
+    *("broker fetch", "broker start", "broker status", "broker stop"),
     *("mover delete", "mover deploy", "mover status"),
 }
 

@@ -28,8 +28,8 @@ from support.python import python
     ("arguments", "words"),
     [
         ("--nonsense", "No such option"),
-        ("broker start --broker-conf novalue", "KEY=VALUE"),
-        ("broker start --name ../x", "name"),
+        ("broker start --version latest", "full version"),
+        ("send orders x --property novalue", "KEY=VALUE"),
         ("pending lst orders", "No such command 'lst'"),
         ("pending --limit x orders", "Invalid value for '--limit'"),  # options before the topic
         ("xyzzy", "No such command 'xyzzy'"),

@@ -68,11 +68,15 @@ def test_one_address_implies_the_other_on_the_same_host(
 
 
 def test_a_running_embedded_broker_replaces_the_defaults(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     urls = ("pulsar://127.0.0.1:21000", "http://127.0.0.1:21001")
-    status = SimpleNamespace(service_url=urls[0], admin_url=urls[1])
-    monkeypatch.setattr(broker, "running_instance", lambda: status)
+    broker.usual_directory().mkdir(parents=True)
+    saved = broker.SavedInstance(pid=5, service_port=21000, web_port=21001)
+    broker.save_instance(broker.usual_directory(), saved)
+    assert Connection.load(environ={}) == Connection()
+    monkeypatch.setattr(broker, "is_ours", lambda pid, marker: pid == 5)
     connection = Connection.load(environ={})
     assert (connection.service_url, connection.admin_url) == urls
     # The two addresses are never those of two clusters.

@@ -121,8 +121,7 @@ class Secured:
             return value.format(**words) if isinstance(value, str) else value
 
         self.broker = EmbeddedBroker(
-            "secured",
-            directory=folder / "broker",
+            folder / "broker",
             conf={**conf, **{name: filled(value) for name, value in settings.items()}},
             functions=functions,
             heap_mb=256,
