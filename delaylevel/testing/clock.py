@@ -11,14 +11,10 @@ from delaylevel.model.clock import SystemClock, duration_ms, instant
 
 def check_duration(delta: timedelta) -> None:
     """Raise InvalidInputError for a duration that ``deliver_after`` would not take, either."""
-    if not isinstance(delta, timedelta):
+    if not isinstance(delta, timedelta) or delta < timedelta(0):
         raise InvalidInputError(
-            f"time advances by a timedelta, not {type(delta).__name__} ({delta!r}): write "
+            f"time advances by a timedelta that is not negative, not by {delta!r}: write "
             "timedelta(seconds=…)"
-        )
-    if delta < timedelta(0):
-        raise InvalidInputError(
-            f"time cannot go back ({delta!r}): give a duration that is not negative"
         )
 
 

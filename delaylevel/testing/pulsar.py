@@ -286,7 +286,7 @@ class MemoryPulsar:
 
     Args:
         clock: the clock; by default a new :class:`ManualClock`.
-        namespaces: namespaces to create in addition to ``public/default``.
+        namespaces: full names (``tenant/namespace``) of those to create with ``public/default``.
         retention: False to keep nothing of topics without a subscription, as brokers do by default:
             messages that are due for such a topic are held then.
     """
@@ -306,7 +306,8 @@ class MemoryPulsar:
         self._listening = Listening(self._rules.expect_id)
         self._apps: list[tuple[Listeners, Any, Clock]] = []  # with what they had before
         for namespace in ("public/default", *namespaces):
-            self.create_namespace(namespace)
+            policies = NamespacePolicies(replication_clusters=frozenset({"memory"}))
+            self._broker.namespaces[namespace] = policies
 
     def client(self) -> MemoryClient:
         """Return a client: a :class:`delaylevel.DelayLevelClient` with admin access."""
@@ -326,17 +327,6 @@ class MemoryPulsar:
         client._delaylevel_threads = self.client()
         self._clients.append(client)
         return client
-
-    def create_namespace(self, name: str, policies: NamespacePolicies | None = None) -> None:
-        """Create a namespace.
-
-        Args:
-            name: full name, ``tenant/namespace``.
-            policies: its policies, for example to test that unsafe ones are refused.
-        """
-        self._broker.namespaces[name] = policies or NamespacePolicies(
-            replication_clusters=frozenset({"memory"})
-        )
 
     def advance(self, delta: timedelta) -> ForwardReport:
         """Advance the clock while movers, dispatchers and listeners run.

@@ -54,10 +54,6 @@ class _PlainMemoryAsyncClient(pulsar.asyncio.Client):
         return MemoryAsyncProducer(plain)
 
     async def subscribe(self, topic: Any, subscription_name: str, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.pop("is_pattern_topic", False):
-            raise pulsar.asyncio.PulsarException(
-                pulsar.Result.OperationNotSupported, "subscribe to topics by name"
-            )
         with asyncio_errors():
             plain: Any = self._delaylevel_plain.subscribe(topic, subscription_name, *args, **kwargs)
         return pulsar.asyncio.Consumer(plain._consumer, plain._schema)

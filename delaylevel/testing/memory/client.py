@@ -182,11 +182,6 @@ class ConsumerCore(Core):
     def seek(self, target: Any) -> None:
         self._apply_to_links(lambda link: link.seek(target))
 
-    def pause_message_listener(self) -> None:
-        raise pulsar.OperationNotSupported("message listeners cannot be paused in memory")
-
-    resume_message_listener = pause_message_listener
-
     def get_last_message_id(self) -> _pulsar.MessageId:
         self._check_open()
         if len(self._links) > 1:
@@ -347,16 +342,6 @@ class ReaderCore(ConsumerCore):
         return None  # what is stored can be read at once
 
 
-# Arguments of ``subscribe`` that are refused instead of silently ignored.
-_UNSUPPORTED = (
-    "dead_letter_policy",
-    "unacked_messages_timeout_ms",
-    "is_read_compacted",
-    "batch_index_ack_enabled",
-    "crypto_key_reader",
-)
-
-
 class _ClientCore(Closable):
     """Core of a client."""
 
@@ -374,11 +359,6 @@ class _ClientCore(Closable):
 
     def subscribe_topics(self, topics: list[str], *_: Any) -> Core:
         return self._open(ConsumerCore, topics)
-
-    def subscribe_pattern(self, *_: Any) -> Core:
-        raise pulsar.OperationNotSupported(
-            "the in-memory Pulsar does not support regular expressions: subscribe to topics by name"
-        )
 
     def create_reader(self, topic: str, *_: Any) -> Core:
         return self._open(ReaderCore, topic)
@@ -435,11 +415,6 @@ class PlainMemoryClient(pulsar.Client):
     ) -> pulsar.Consumer:
         with self._broker.lock:
             arguments = _bind(CLIENT.subscribe, topic, (subscription_name, *args), kwargs)
-            for name in _UNSUPPORTED:
-                if arguments[name]:
-                    raise pulsar.OperationNotSupported(
-                        f"the in-memory Pulsar does not support {name}: leave it out"
-                    )
             self._client.arguments = arguments
             consumer = super().subscribe(topic, subscription_name, *args, **kwargs)
         listener = arguments["message_listener"]
@@ -454,18 +429,9 @@ class PlainMemoryClient(pulsar.Client):
         self, topic: str, start_message_id: Any, *args: Any, **kwargs: Any
     ) -> pulsar.Reader:
         with self._broker.lock:
-            arguments = _bind(CLIENT.create_reader, topic, (start_message_id, *args), kwargs)
-            if arguments["reader_listener"]:
-                raise pulsar.OperationNotSupported(
-                    "the in-memory Pulsar does not support reader listeners: call read_next"
-                )
-            self._client.arguments = arguments
+            start = start_message_id
+            self._client.arguments = _bind(CLIENT.create_reader, topic, (start, *args), kwargs)
             return super().create_reader(topic, start_message_id, *args, **kwargs)
-
-    def create_table_view(self, *args: Any, **kwargs: Any) -> Any:
-        raise pulsar.OperationNotSupported(
-            "the in-memory Pulsar does not support table views: use a reader"
-        )
 
 
 class MemoryClient(DelayLevelClient, PlainMemoryClient):

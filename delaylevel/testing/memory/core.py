@@ -78,7 +78,7 @@ class Closable:
         """Return the form of a call for ``pulsar.asyncio``: a callback comes last."""
         call, _, rest = name.rpartition("_async")
         if not call or rest or call.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(f"the in-memory Pulsar does not support {name!r}")
         function = getattr(self, call)
 
         def run(*arguments: Any) -> None:
@@ -105,6 +105,17 @@ class Closable:
             raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")
 
 
+# Arguments that are refused instead of silently ignored.
+_UNSUPPORTED = (
+    "reader_listener",
+    "dead_letter_policy",
+    "unacked_messages_timeout_ms",
+    "is_read_compacted",
+    "batch_index_ack_enabled",
+    "crypto_key_reader",
+)
+
+
 class Core(Closable):
     """Core of a producer, consumer or reader.
 
@@ -113,6 +124,11 @@ class Core(Closable):
 
     def __init__(self, broker: Broker, topics: list[str], options: dict[str, Any]) -> None:
         super().__init__(broker)
+        for name in _UNSUPPORTED:
+            if options.get(name):
+                raise pulsar.OperationNotSupported(
+                    f"the in-memory Pulsar does not support {name}: leave it out"
+                )
         self._partitions = [name for topic in topics for name in broker.partition_names(topic)]
         self._topic = TopicName.parse(topics[0]).full if len(topics) == 1 else ""
         self._options = options

@@ -225,11 +225,7 @@ class ProducerLink:
                 if isinstance(other, ProducerLink):
                     other.fenced = True
             partition.producers.clear()
-        elif partition.producers and mode == modes.WaitForExclusive:
-            raise pulsar.OperationNotSupported(
-                "no call of the in-memory Pulsar waits: close the other producer first"
-            )
-        elif partition.producers and mode == modes.Exclusive:
+        elif partition.producers and mode != modes.Shared:
             raise pulsar.ProducerFenced("Pulsar error: ResultProducerFenced")
         elif partition.exclusive or self.name in partition.producers:
             raise pulsar.ProducerBusy("Pulsar error: ProducerBusy")
