@@ -77,12 +77,6 @@ class MemoryAdmin(TopicAdmin):
         broker.policies_of(topic.namespace_path)
         if self.topic_exists(topic):
             raise ConflictError(f"topic {topic} exists", status=409, reason="exists already")
-        if partitions < 0:
-            raise AdminError(
-                f"topic {topic} cannot have {partitions} partitions",
-                status=406,
-                reason="partitions",
-            )
         broker.changes += 1
         if partitions == 0:
             broker.add(topic)
@@ -248,23 +242,14 @@ class MemoryAdmin(TopicAdmin):
         """Return the names of the subscriptions of a topic, sorted."""
         return sorted({name for item in self._all(topic) for name in item.subscriptions})
 
-    def delete_subscription(
-        self, topic: TopicName, subscription: str, *, force: bool = False
-    ) -> None:
-        """Delete a subscription on every partition; if it has consumers, only with ``force``."""
+    def delete_subscription(self, topic: TopicName, subscription: str) -> None:
+        """Delete a subscription, which has no consumers, on every partition."""
         for partition in self._all(topic):
-            found = partition.subscriptions.get(subscription)
-            if found is None:
-                raise not_found(f"subscription {subscription} of {partition.name}")
-            if found.consumers and not force:
+            if partition.subscriptions[subscription].consumers:
                 raise ConflictError(
-                    f"subscription {subscription} of {partition.name} has consumers",
-                    status=412,
-                    reason="in use",
+                    f"subscription {subscription} has consumers", status=412, reason="in use"
                 )
             del partition.subscriptions[subscription]
-            for consumer in tuple(found.consumers):
-                consumer.reconnect()
 
     def _in_namespace(self, namespace: str, names: Iterable[TopicName]) -> list[TopicName]:
         self._broker.policies_of(namespace)

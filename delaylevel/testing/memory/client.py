@@ -100,18 +100,12 @@ class ConsumerLink:
             self.subscription.acknowledge((number,))
 
     def seek(self, target: Any) -> None:
-        """Move to a message ID or a publish time, ms since the epoch."""
-        partition = self.partition
+        """Move to a message ID."""
         self._partial_batches.clear()
-        self._skip_through = None
-        if isinstance(target, int):
-            number = partition.first_published_at(target)
-        else:
-            position = Position(target.ledger_id(), target.entry_id(), target.batch_index())
-            number = partition.first_at(position)
-            if not self._options["start_message_id_inclusive"]:
-                self._skip_through = position
-        self.subscription.seek(number)
+        position = Position(target.ledger_id(), target.entry_id(), target.batch_index())
+        inclusive = self._options["start_message_id_inclusive"]
+        self._skip_through = None if inclusive else position
+        self.subscription.seek(self.partition.first_at(position))
 
 
 class ConsumerCore(Core):
@@ -152,14 +146,6 @@ class ConsumerCore(Core):
             found = self._next()
         if found is None:
             raise pulsar.Timeout(NOTHING_TO_RECEIVE)
-        return found
-
-    def batch_receive(self) -> list[Received]:
-        self._check_open()
-        found: list[Received] = []
-        with self._broker.lock:
-            while len(found) < 100 and (message := self._next()) is not None:
-                found.append(message)
         return found
 
     def acknowledge(self, message: Any) -> None:
@@ -299,13 +285,11 @@ class ReaderLink(ConsumerLink):
         return None
 
     def seek(self, target: Any) -> None:
-        """Move to a message ID or a publish time, ms since the epoch."""
+        """Move to a message ID."""
         self._next = self._position(target)
 
     def _position(self, start: Any) -> Position:
         partition, inclusive = self.partition, self._options["start_message_id_inclusive"]
-        if isinstance(start, int):
-            return partition.position_at(partition.first_published_at(start))
         position = Position(start.ledger_id(), start.entry_id(), start.batch_index())
         if position.ledger == pulsar.MessageId.latest.ledger_id():
             if not partition.entries:
@@ -337,9 +321,6 @@ class ReaderCore(ConsumerCore):
 
     def _link(self, partition: TopicName) -> Any:
         return ReaderLink(self._broker, partition, self._options, self._name)
-
-    def next_event_ms(self) -> int | None:
-        return None  # what is stored can be read at once
 
 
 class _ClientCore(Closable):
@@ -440,8 +421,8 @@ class MemoryClient(DelayLevelClient, PlainMemoryClient):
     :meth:`delaylevel.testing.MemoryPulsar.client` creates it. Pulsar's own Python code checks and
     encodes arguments and payloads; the level below it keeps them in memory. Not supported, and
     refused: topic patterns, table views, reader listeners, dead-letter policies, timeouts of
-    unacknowledged messages, acknowledgement by batch index, compaction, encryption, and pauses of a
-    message listener.
+    unacknowledged messages, acknowledgement by batch index, several messages at a time, positions
+    by time, compaction, encryption, and pauses of a message listener.
     """
 
     # Set by `MemoryPulsar`: it calls the handlers of listeners itself, without threads.

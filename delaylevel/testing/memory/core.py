@@ -96,10 +96,6 @@ class Closable:
         self._check_open()
         self.shutdown()
 
-    def shutdown(self) -> None:
-        """Close without an error if it is closed already."""
-        raise NotImplementedError
-
     def _check_open(self) -> None:
         if self._closed:
             raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")

@@ -194,12 +194,6 @@ class Partition:
         # Like the broker, use a binary search, which is only exact if publish times ascend.
         return bisect_left(self.entries, publish_ms, key=attrgetter("publish_ms"))
 
-    def position_at(self, number: int) -> Position:
-        """Return the position of an entry, which may be the next one to come."""
-        if number < len(self.entries):
-            return self.entries[number].position
-        return Position(*self.ledgers[-1])
-
     def last_position(self) -> Position | None:
         """Return the position of the last message; None without one."""
         return self.entries[-1].last_position if self.entries else None
