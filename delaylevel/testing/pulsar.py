@@ -26,7 +26,6 @@ from delaylevel.errors import InvalidInputError
 from delaylevel.inspection.inspector import Inspector
 from delaylevel.inspection.rows import ORDER, PendingRow, row_columns, rows_of
 from delaylevel.model.clock import Clock, duration_ms, earliest, instant
-from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.position import source_partitions
 from delaylevel.model.topic_name import TopicName
@@ -328,7 +327,7 @@ class MemoryPulsar:
         self._clients.append(client)
         return client
 
-    def advance(self, delta: timedelta) -> ForwardReport:
+    def advance(self, delta: timedelta) -> None:
         """Advance the clock while movers, dispatchers and listeners run.
 
         The clock moves in steps, so that every hand-off, delivery, redelivery and call of a
@@ -339,34 +338,25 @@ class MemoryPulsar:
         Args:
             delta: duration.
 
-        Returns:
-            The work of movers and dispatchers. A message that passes through a window counts as
-            ``window`` when it is handed off, and as ``due`` when it is delivered.
-
         Raises:
             InvalidInputError: the duration is negative, or no timedelta.
             AlreadyRunningError: the test runs its own mover or dispatcher: advance the clock
                 instead.
         """
-        report = self._listening.drive(self._advance(delta, tasks=False))
+        self._listening.drive(self._advance(delta, tasks=False))
         self._check_rules()
-        return report
 
-    async def advance_async(self, delta: timedelta) -> ForwardReport:
+    async def advance_async(self, delta: timedelta) -> None:
         """Advance the clock as :meth:`advance` does; coroutines run in the running event loop.
 
         Args:
             delta: duration.
 
-        Returns:
-            The work of movers and dispatchers.
-
         Raises:
             InvalidInputError, AlreadyRunningError: as for :meth:`advance`.
         """
-        report = await self._listening.drive_async(self._advance(delta, tasks=True))
+        await self._listening.drive_async(self._advance(delta, tasks=True))
         self._check_rules()
-        return report
 
     def crash_after(self, events: int | None) -> None:
         """End the process under test after a number of further events.
@@ -399,7 +389,7 @@ class MemoryPulsar:
         app.client, app.clock = self.client(), self.clock
         app.start()
 
-    async def _advance(self, delta: timedelta, *, tasks: bool) -> ForwardReport:
+    async def _advance(self, delta: timedelta, *, tasks: bool) -> None:
         check_duration(delta)
         target_ms = self.clock.now_ms() + duration_ms(delta)
         with ExitStack() as stack:
@@ -415,7 +405,7 @@ class MemoryPulsar:
                 # The end comes last: what is due at the target time itself is done before.
                 now_ms = self.clock.now_ms()
                 if now_ms >= target_ms:
-                    return movers.report
+                    return
                 working = (movers, self._broker, self._listening)
                 next_ms = earliest(each.next_event_ms() for each in working)
                 # What is due now and could not be done must not stop the time.
@@ -532,7 +522,6 @@ class _Movers:
         self._movers: dict[LevelTopicDescription, LocalMover] = {}
         self._dispatchers: dict[LevelTopicDescription, MemoryDispatcher] = {}
         self._sources: list[tuple[LocalMover, TopicName]] = []
-        self.report = ForwardReport()
 
     def run_once(self) -> None:
         # Descriptions are read when one may have changed, not at each step.
@@ -540,7 +529,7 @@ class _Movers:
             self._changes = self._broker.changes
             self._start_and_stop(self._broker.level_topics())
         for mover in self._movers.values():
-            self.report.add(mover.run_once())
+            mover.run_once()
         for dispatcher in self._dispatchers.values():
             dispatcher.run_once()
 
@@ -563,9 +552,7 @@ class _Movers:
             mover = LocalMover(self._client, self._admin, description, self._broker.clock)
             self._movers[description] = self._stack.enter_context(closing(mover))
             if description.final_window is FinalWindow.TRACKER:
-                dispatcher = MemoryDispatcher(
-                    self._client, self._admin, self._broker, description, self.report
-                )
+                dispatcher = MemoryDispatcher(self._client, self._admin, self._broker, description)
                 self._dispatchers[description] = self._stack.enter_context(dispatcher)
         self._sources = [
             (mover, source.name)

@@ -8,14 +8,10 @@ from an earlier one as a real one does: from the journal.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from delaylevel.cluster.events import EventQueue
 from delaylevel.cluster.failures import translate_errors
@@ -29,7 +25,6 @@ from delaylevel.dispatcher.owner import DispatchSettings, PartitionOwner
 from delaylevel.dispatcher.service import served
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.model.clock import SteadyClock, earliest
-from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.clock import ManualClock
@@ -42,18 +37,10 @@ SETTINGS = DispatchSettings(directory=Path())
 
 
 class MemoryDispatcher:
-    """Dispatcher of the window topic of one level topic; the client stays open.
-
-    It counts the outcomes of messages in ``report``.
-    """
+    """Dispatcher of the window topic of one level topic; the client stays open."""
 
     def __init__(
-        self,
-        client: Any,
-        admin: TopicAdmin,
-        broker: Broker,
-        description: LevelTopicDescription,
-        report: ForwardReport,
+        self, client: Any, admin: TopicAdmin, broker: Broker, description: LevelTopicDescription
     ) -> None:
         self._broker = broker
         time = _StepTime(broker.clock)
@@ -72,7 +59,7 @@ class MemoryDispatcher:
                     descriptions,
                     time.steady,
                     _StepEvents(),
-                    _ReportedStats(report),
+                    SharedOwnerStats(),
                     at_once,
                     time.now_s,
                 )
@@ -230,20 +217,3 @@ class _StepTime:
         now_s = self._clock.monotonic_s()
         self._last_s = now_s if now_s > self._last_s else math.nextafter(self._last_s, math.inf)
         return self._last_s
-
-
-class _ReportedStats(SharedOwnerStats):
-    """Statistics that are also added to a report."""
-
-    def __init__(self, report: ForwardReport) -> None:
-        super().__init__()
-        self._report = report
-
-    def released(self, late: npt.NDArray[np.int64]) -> None:
-        super().released(late)
-        self._report.count("due", int(late.max(initial=0)), late.size)
-
-    def set_aside(self, counted: Collection[tuple[str, str]]) -> None:
-        super().set_aside(counted)
-        for counter, _ in counted:
-            self._report.count(counter)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from delaylevel.errors import BrokerError
-from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import MissingTarget
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
@@ -57,9 +56,7 @@ def test_a_message_is_not_dropped_for_a_topic_that_was_created_meanwhile(
     producer.close()
     described = change_settings(memory.admin, "orders", on_missing_target=MissingTarget.DROP)
     memory.admin.delete(topic, force=True)
-    with MemoryDispatcher(
-        client, memory.admin, memory._broker, described, ForwardReport()
-    ) as dispatcher:
+    with MemoryDispatcher(client, memory.admin, memory._broker, described) as dispatcher:
         for second in range(75):
             if second == 62:
                 client.subscribe("orders", "app").close()

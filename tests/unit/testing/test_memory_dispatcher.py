@@ -20,7 +20,6 @@ from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.owner import PartitionOwner
 from delaylevel.errors import AlreadyRunningError, BrokerError
 from delaylevel.model import envelope as env
-from delaylevel.model.delivery import ForwardReport
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.outcome import Outcome, OutcomeStatus
 from delaylevel.model.topic_name import TopicName
@@ -65,8 +64,8 @@ class Bench:
 
     def dispatcher(self) -> MemoryDispatcher:
         """Return a dispatcher, which is killed at the end."""
-        broker, report = self.memory._broker, ForwardReport()
-        found = MemoryDispatcher(self.client, self.memory.admin, broker, self.description, report)
+        broker = self.memory._broker
+        found = MemoryDispatcher(self.client, self.memory.admin, broker, self.description)
         self.dispatchers.append(found)
         return found
 
