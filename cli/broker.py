@@ -31,6 +31,8 @@ def view(status: BrokerStatus) -> dict[str, Any]:
     """Return a broker as one row."""
     return vars(status) | {
         "state": "running" if status.running else "stopped",
+        "service_url": status.service_url,
+        "admin_url": status.admin_url,
         "started_ms": status.started_ms if status.running else None,
         "directory": str(status.directory),
         "log_file": str(EmbeddedBroker(status.directory).log_file),

@@ -20,10 +20,8 @@ from pydantic import SecretStr
 
 from delaylevel.cluster.connection.local_brokers import (
     BrokerStatus,
-    SavedInstance,
-    load_instance,
     marker,
-    save_instance,
+    save_status,
     status_of,
     usual_directory,
 )
@@ -152,15 +150,13 @@ class EmbeddedBroker:
         # Private to this user, because the configuration may contain secrets.
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(self.directory / "lock"):
-            status = self.status()
-            if status.running:
+            last = self.status()
+            if last.running:
                 raise AlreadyRunningError(
-                    f"The private broker is already running (Pulsar {status.version}, process "
-                    f"{status.pid}, {status.service_url}, {status.admin_url}): use it, or stop it "
-                    "first."
+                    f"The private broker is already running (Pulsar {last.version}, process "
+                    f"{last.pid}, {last.service_url}, {last.admin_url}): use it, or stop it first."
                 )
             self._end_watcher()  # it would kill by a process ID that may be another's by now
-            last = load_instance(self.directory)
             version = self._version or last.version or PULSAR_VERSION
             functions = last.functions if self._functions is None else self._functions
             settings = replace(last, functions=functions, version=version)
@@ -179,9 +175,9 @@ class EmbeddedBroker:
             True if the broker was running.
         """
         status = self.status()
-        if status.pid is not None and not self._end(status.pid, timeout_seconds=30):
+        if not self._end(status.pid, timeout_seconds=30):
             log.warning("the private broker did not stop in time and was killed")
-        return status.pid is not None
+        return status.running
 
     def kill(self) -> bool:
         """End the broker like a crash (SIGKILL, but between two writes); keep its data.
@@ -221,7 +217,7 @@ class EmbeddedBroker:
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def _start(self, home: Path, saved: SavedInstance, timeout_seconds: float) -> None:
+    def _start(self, home: Path, saved: BrokerStatus, timeout_seconds: float) -> None:
         """Launch the process until it is ready; repeat a start that failed by chance."""
         for attempt in range(1, _START_ATTEMPTS + 1):
             saved = self._launch(home, saved)
@@ -242,7 +238,7 @@ class EmbeddedBroker:
             if not looping:  # another process took a port
                 saved = replace(saved, service_port=0, web_port=0)
 
-    def _wait_ready(self, saved: SavedInstance, timeout_seconds: float) -> str:
+    def _wait_ready(self, saved: BrokerStatus, timeout_seconds: float) -> str:
         """Poll the admin interface until all required parts respond; return why they do not."""
         # `health` responds before the namespaces and the functions worker do.
         pending = ["/admin/v2/brokers/health", "/admin/v2/namespaces/public/default"]
@@ -284,7 +280,7 @@ class EmbeddedBroker:
         """
         return len(_INVALIDATED.findall(self.log_file.read_bytes())) > _MAX_INVALIDATED
 
-    def _launch(self, home: Path, settings: SavedInstance) -> SavedInstance:
+    def _launch(self, home: Path, settings: BrokerStatus) -> BrokerStatus:
         """Choose ports, write the configuration and start the process; return what was saved."""
         ports = [settings.service_port, settings.web_port]
         bookie_port = settings.bookie_port
@@ -300,13 +296,13 @@ class EmbeddedBroker:
         settings = replace(
             settings, service_port=ports[0], web_port=ports[1], bookie_port=bookie_port
         )
-        write_conf(home, self.directory / "conf", settings, self._conf)
+        write_conf(home, settings, self._conf)
         self.log_file.parent.mkdir(exist_ok=True)
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_suffix(".log.1"))
         with self.log_file.open("wb") as output:
             self._child = subprocess.Popen(
-                start_command(home, self.directory, settings),
+                start_command(home, settings),
                 env=environment(self.directory, java(), self._heap_mb, settings.functions),
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
@@ -316,14 +312,15 @@ class EmbeddedBroker:
             )
         started_ms = time.time_ns() // 1_000_000
         launched = replace(settings, pid=self._child.pid, started_ms=started_ms)
-        save_instance(self.directory, launched)
+        save_status(launched)
         if self._follow_parent:
-            self._watcher = process.follow_parent(launched.pid)
+            self._watcher = process.follow_parent(self._child.pid)
         return launched
 
-    def _end(self, pid: int, *, timeout_seconds: float) -> bool:
+    def _end(self, pid: int | None, *, timeout_seconds: float) -> bool:
         self._end_watcher()
-        ended = process.end(pid, marker(self.directory), timeout_seconds=timeout_seconds)
+        seconds = timeout_seconds
+        ended = pid is None or process.end(pid, marker(self.directory), timeout_seconds=seconds)
         self._reap()
         return ended
 
@@ -339,10 +336,10 @@ class EmbeddedBroker:
             self._child = None
 
 
-def write_conf(
-    home: Path, folder: Path, instance: SavedInstance, overrides: Mapping[str, str]
-) -> None:
+def write_conf(home: Path, instance: BrokerStatus, overrides: Mapping[str, str]) -> None:
     """Replace the ``conf`` folder of an instance by the server's, with its ports and settings."""
+    data = instance.directory
+    folder = data / "conf"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(home / "conf", folder)
     known = _names(home / "conf")
@@ -350,7 +347,6 @@ def write_conf(
     worker_text = worker.read_text(encoding="utf-8")
     # What only the functions worker knows, such as useTls, goes into its file.
     workers = set(re.findall(r"(?m)^(?:# ?)?(\w+):", worker_text)) - known
-    data = folder.parent
     settings = {
         **_OUR_DEFAULTS,
         # By default, all instances share one folder of the server for the packages of functions.
@@ -386,8 +382,9 @@ def _names(conf: Path) -> set[str]:
     return set(re.findall(r"(?m)^\s*#?\s*([A-Za-z_][\w.]*)=", text))
 
 
-def start_command(home: Path, directory: Path, instance: SavedInstance) -> list[str]:
+def start_command(home: Path, instance: BrokerStatus) -> list[str]:
     """Return the command that starts the instance, without stream storage (``-nss``)."""
+    directory = instance.directory
     # `bin/pulsar` replaces itself by the JVM, which so has the process ID of the command.
     return [
         str(home / "bin" / "pulsar"),

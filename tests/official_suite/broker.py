@@ -9,7 +9,7 @@ from pathlib import Path
 
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.broker.process import free_ports
-from delaylevel.cluster.connection.local_brokers import SavedInstance, save_instance
+from delaylevel.cluster.connection.local_brokers import BrokerStatus, save_status
 from delaylevel.cluster.rest.http import Rest, options_of
 from support.tokens import token_conf
 
@@ -84,7 +84,7 @@ def running(folder: Path, tests: Path) -> Iterator[SuiteBroker]:
     }
     data = folder / "broker"
     data.mkdir()
-    save_instance(data, SavedInstance(service_port=service, web_port=web))
+    save_status(BrokerStatus(data, service_port=service, web_port=web))
     embedded = EmbeddedBroker(
         data,
         conf=conf,

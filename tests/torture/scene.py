@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from delaylevel import topics
-from delaylevel.cluster.connection.local_brokers import load_instance
+from delaylevel.cluster.connection.local_brokers import status_of
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.rest.http import Rest
@@ -92,7 +92,7 @@ class Scene:
         )
 
     def _port(self, name: str) -> int:
-        port = int(getattr(load_instance(self._broker_folder), name))
+        port = int(getattr(status_of(self._broker_folder), name))
         if not port:
             raise OSError("the broker does not run yet")
         return port

@@ -10,7 +10,7 @@ import json
 import logging
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from platformdirs.unix import Unix
@@ -28,77 +28,64 @@ _EXEC_POLL_SECONDS = 0.002
 
 @dataclass(frozen=True)
 class BrokerStatus:
-    """Status of a private broker.
+    """Status of a private broker, and what it keeps from one start to the next.
 
     Attributes:
         directory: the directory with its data.
         pid: the process ID; None if it is not running.
-        service_url, admin_url: its addresses, the same at every start if possible.
+        service_port, web_port: its loopback ports, the same at every start if possible; 0 before
+            the first one.
+        bookie_port: the port of its storage node, which never changes, as the data name the node
+            by it.
         functions: True if it has the functions worker.
         started_ms: time of the last start, ms since the epoch; 0 without one.
         version: version of its server; empty before the first start.
     """
 
     directory: Path
-    pid: int | None
-    service_url: str
-    admin_url: str
-    functions: bool
-    started_ms: int
-    version: str
+    pid: int | None = None
+    service_port: int = 0
+    web_port: int = 0
+    bookie_port: int = 0
+    functions: bool = False
+    started_ms: int = 0
+    version: str = ""
 
     @property
     def running(self) -> bool:
         """True if its process is alive."""
         return self.pid is not None
 
+    @property
+    def service_url(self) -> str:
+        """URL for clients."""
+        return f"pulsar://127.0.0.1:{self.service_port}"
 
-@dataclass(frozen=True)
-class SavedInstance:
-    """State of the last start; a port of 0 has not been chosen yet.
-
-    The stored data names the storage node (bookie) by its port, so ``bookie_port`` never changes.
-    """
-
-    pid: int = 0
-    service_port: int = 0
-    web_port: int = 0
-    functions: bool = False
-    started_ms: int = 0
-    bookie_port: int = 0
-    version: str = ""
-
-
-def load_instance(directory: Path) -> SavedInstance:
-    """Return the saved state; that before the first start if there is none or it is invalid."""
-    try:
-        return SavedInstance(**json.loads((directory / _FILE).read_text("utf-8")))
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, TypeError) as error:
-        log.warning("%s is invalid and ignored: %s", directory / _FILE, error)
-    return SavedInstance()
-
-
-def save_instance(directory: Path, saved: SavedInstance) -> None:
-    """Replace the saved state atomically."""
-    scratch = directory / f"{_FILE}.new"
-    scratch.write_text(json.dumps(asdict(saved), indent=2), encoding="utf-8")
-    scratch.replace(directory / _FILE)
+    @property
+    def admin_url(self) -> str:
+        """URL of the admin REST interface."""
+        return f"http://127.0.0.1:{self.web_port}"
 
 
 def status_of(directory: Path) -> BrokerStatus:
     """Return the status of a broker; check the process, as a state file may be out of date."""
-    saved = load_instance(directory)
-    return BrokerStatus(
-        directory=directory,
-        pid=saved.pid if saved.pid and is_ours(saved.pid, marker(directory)) else None,
-        service_url=f"pulsar://127.0.0.1:{saved.service_port}",
-        admin_url=f"http://127.0.0.1:{saved.web_port}",
-        functions=saved.functions,
-        started_ms=saved.started_ms,
-        version=saved.version,
-    )
+    path, found = directory / _FILE, BrokerStatus(directory)
+    try:
+        found = BrokerStatus(directory, **json.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("%s is invalid and ignored: %s", path, error)
+    running = found.pid is not None and is_ours(found.pid, marker(directory))
+    return found if running else replace(found, pid=None)
+
+
+def save_status(status: BrokerStatus) -> None:
+    """Replace the saved status atomically."""
+    values = {name: value for name, value in vars(status).items() if name != "directory"}
+    scratch = status.directory / f"{_FILE}.new"
+    scratch.write_text(json.dumps(values, indent=2), encoding="utf-8")
+    scratch.replace(status.directory / _FILE)
 
 
 def usual_directory() -> Path:

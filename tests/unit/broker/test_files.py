@@ -14,7 +14,7 @@ import pytest
 
 from delaylevel.broker import distribution, process
 from delaylevel.broker.embedded import EmbeddedBroker, environment, write_conf
-from delaylevel.cluster.connection.local_brokers import SavedInstance
+from delaylevel.cluster.connection.local_brokers import BrokerStatus
 from delaylevel.errors import BrokerError, InvalidInputError, PrerequisiteError
 
 
@@ -158,7 +158,7 @@ def test_configuration_overrides_replace_and_add(
         (home / "conf" / name).write_text(text)
     overrides = {"strict": "true", "commentedOut": "5", "other": "1", "webServicePort": "9"}
     overrides |= {"useTls": "true"}
-    write_conf(home, written, SavedInstance(service_port=1, web_port=2), overrides)
+    write_conf(home, BrokerStatus(written.parent, service_port=1, web_port=2), overrides)
     settings = (written / "standalone.conf").read_text().splitlines()
     expected = {"brokerServicePort=1", "webServicePort=2", "bindAddress=127.0.0.1"}
     expected |= {"strict=true", "commentedOut=5", "other=1", "backlogQuotaDefaultLimitGB=-1"}
