@@ -29,11 +29,10 @@ _COLUMNS = (
 
 def view(status: BrokerStatus) -> dict[str, Any]:
     """Return a broker as one row."""
-    return vars(status) | {
+    names = ("version", "service_url", "admin_url", "functions", "started_ms", "pid")
+    return {
         "state": "running" if status.running else "stopped",
-        "service_url": status.service_url,
-        "admin_url": status.admin_url,
-        "started_ms": status.started_ms if status.running else None,
+        **{name: getattr(status, name) if status.running else None for name in names},
         "directory": str(status.directory),
         "log_file": str(EmbeddedBroker(status.directory).log_file),
     }

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from delaylevel.broker import distribution, process
 from delaylevel.broker.embedded import EmbeddedBroker, environment, write_conf
+from delaylevel.cli.main import cli
+from delaylevel.cluster.connection import local_brokers
 from delaylevel.cluster.connection.local_brokers import BrokerStatus
 from delaylevel.errors import BrokerError, InvalidInputError, PrerequisiteError
+
+LOOPBACK = "pulsar://127.0.0.1:20001"
 
 
 def program(folder: Path, name: str, script: str) -> Path:
@@ -247,6 +254,25 @@ def test_queries_without_an_instance_create_nothing(
     assert (status.running, status.pid, status.started_ms) == (False, None, 0)
     assert EmbeddedBroker().logs() == ""
     assert list(tmp_path.iterdir()) == [], "a query has created files"
+
+
+def test_a_running_broker_is_left_as_it_is_unless_it_should_be_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    call = partial(CliRunner().invoke, cli)
+    absent = call(["broker", "status", "-o", "json"])
+    assert (absent.exit_code, json.loads(absent.stdout)["state"]) == (3, "stopped")
+    directory = local_brokers.usual_directory()
+    directory.mkdir(parents=True)
+    local_brokers.save_status(BrokerStatus(directory, 5, 20_001, 20_002, version="4.0.8"))
+    monkeypatch.setattr(local_brokers, "is_ours", lambda pid, marker: pid == 5)
+    for options in ("", " --no-functions --version 4.0.8"):
+        same = call(f"broker start{options} -o json".split())
+        assert (same.exit_code, json.loads(same.stdout)["service_url"]) == (0, LOOPBACK)
+    for options in ("--functions", "--version 3.3.6"):
+        other = call(f"broker start {options}".split())
+        assert (other.exit_code, "is already running (Pulsar 4.0.8" in other.stderr) == (1, True)
 
 
 INVALIDATED = (
