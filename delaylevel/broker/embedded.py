@@ -270,14 +270,12 @@ class EmbeddedBroker:
                 time.sleep(_POLL_SECONDS)
 
     def _is_registering(self) -> bool:
-        """Return True if the storage node registers in an endless loop, as the log says.
-
-        After a crash, the node finds its earlier registration and deletes it. If the notification
-        of this deletion arrives after the new registration, the broker (4.0.8) takes it for a
-        deletion of the new one, deletes that in order to renew it, receives another notification,
-        and so on. Meanwhile the node comes and goes, and attempts to open a ledger fail at random.
-        A regular stop leaves no registration behind.
-        """
+        """Return True if the storage node registers in an endless loop, as the log says."""
+        # After a crash, the node finds its earlier registration and deletes it. If the notification
+        # of this deletion arrives after the new registration, the broker (4.0.8) takes it for a
+        # deletion of the new one, deletes that in order to renew it, receives another notification,
+        # and so on. Meanwhile the node comes and goes, and attempts to open a ledger fail at
+        # random. A regular stop leaves no registration behind.
         return len(_INVALIDATED.findall(self.log_file.read_bytes())) > _MAX_INVALIDATED
 
     def _launch(self, home: Path, settings: BrokerStatus) -> BrokerStatus:

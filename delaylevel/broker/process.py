@@ -31,12 +31,10 @@ def end(pid: int, marker: str, *, timeout_seconds: float) -> bool:
 
 
 def kill(pid: int, marker: str) -> bool:
-    """End our process with SIGKILL, between two of its writes; return whether there was one.
-
-    SIGKILL alone can tear a write (seen in 214 of 300 processes that wrote 30 kB at a time). The
-    storage node takes half a record at the end of its journal for a complete one, and without
-    another copy, the topic can never be opened again. SIGSTOP first lets each write finish.
-    """
+    """End our process with SIGKILL, between two of its writes; return whether there was one."""
+    # SIGKILL alone can tear a write (seen in 214 of 300 processes that wrote 30 kB at a time). The
+    # storage node takes half a record at the end of its journal for a complete one, and without
+    # another copy, the topic can never be opened again. SIGSTOP first lets each write finish.
     if _signal(pid, marker, signal.SIGSTOP):
         _wait_stopped(pid)
     was_there = _signal(pid, marker, signal.SIGKILL)
@@ -76,10 +74,8 @@ def _states(pid: int) -> set[bytes]:
 
 
 def _is_ending(pid: int) -> bool:
-    """Return whether a process without a command line still has files and ports open.
-
-    The last thread closes them. It may outlive the first thread, which is then a zombie.
-    """
+    """Return whether a process without a command line still has files and ports open."""
+    # The last thread closes them. It may outlive the first thread, which is then a zombie.
     folder = Path(f"/proc/{pid}")
     try:
         if (folder / "cmdline").read_bytes():

@@ -44,20 +44,16 @@ _WHILE_TOPICS_CHANGE = urllib3.Retry(
 
 
 def small_broker(directory: Path, **options: Any) -> EmbeddedBroker:
-    """Return a small broker that ends with this process; it is not started.
-
-    The environment variable ``DELAYLEVEL_BROKER_VERSION`` names another version of its server.
-    """
+    """Return a small broker that ends with this process; it is not started."""
     version = os.environ.get("DELAYLEVEL_BROKER_VERSION")
     settings = {"conf": CONF, "heap_mb": HEAP_MB, "version": version, **options}
     return EmbeddedBroker(directory, follow_parent=True, **settings)
 
 
 def start_or_skip(broker: EmbeddedBroker) -> EmbeddedBroker:
-    """Start a broker, and return it.
+    """Start a broker, and return it; without Java or Maven, skip the present test.
 
-    Without Java or Maven, the present test is skipped. It fails if the environment variable ``CI``
-    is set, so that a test environment that lacks them is noticed.
+    It fails if the environment variable ``CI`` is set, so that a lack of them is noticed there.
     """
     import pytest
 
@@ -89,6 +85,8 @@ def delete_namespace(connection: Connection, name: str) -> None:
 
 class EmbeddedPulsar:
     """A namespace of a test's own on a real broker, as the fixture ``embedded_pulsar`` gives it.
+
+    As a context manager, it closes every client and deletes the namespace at the end.
 
     Args:
         connection: the address of the broker.
@@ -167,12 +165,8 @@ class EmbeddedPulsar:
         if failure is not None:
             raise BrokerError(f"mover and dispatcher failed: {failure}") from failure
 
-    def close(self) -> None:
-        """Close every client, and delete the namespace with its topics."""
-        self._stack.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.close()
+        self._stack.close()

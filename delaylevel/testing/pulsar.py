@@ -423,7 +423,7 @@ class MemoryPulsar:
         target = TopicName.parse(topic)
         found: list[PendingRow] = []
         with closing(_client(self._broker, self.admin)) as client:
-            for each in self.level_topics():
+            for each in self._broker.level_topics():
                 if target.full in each.targets:
                     inspector = Inspector(
                         client,
@@ -482,10 +482,6 @@ class MemoryPulsar:
         if kind is not None:
             self._rules.violations.clear()  # the failure of the test comes first
         self.close()
-
-    def level_topics(self) -> list[LevelTopicDescription]:
-        """Return the descriptions of all level topics."""
-        return self._broker.level_topics()
 
     def _stored(self, topic: TopicName, *, due: bool) -> list[TopicMessage]:
         now_ms = self.clock.now_ms()

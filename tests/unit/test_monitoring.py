@@ -96,7 +96,7 @@ class Moving:
     def __init__(self) -> None:
         with MemoryPulsar() as memory:
             producing(memory)
-            self.descriptions = memory.level_topics()
+            self.descriptions = memory._broker.level_topics()
             found = {TOPIC: status(memory.admin, self.descriptions[0], memory.clock.now_ms())}
         self.members = SimpleNamespace(read_all=lambda descriptions: found)
 

@@ -43,13 +43,10 @@ MAX_MESSAGE_BYTES = 5 * 1024 * 1024  # the default of a real broker
 
 
 class TimedTask(Protocol):
-    """A task that runs by time, such as an open batch or a listener.
+    """A task that runs by time, such as an open batch or a listener."""
 
-    It tells the time of its next work, ms, None for never; and after a run if there was any work.
-    """
-
-    def next_event_ms(self) -> int | None: ...
-    def run_due(self) -> bool: ...
+    def next_event_ms(self) -> int | None: ...  # None for never
+    def run_due(self) -> bool: ...  # True if there was any work
 
 
 class Crashed(BaseException):

@@ -82,10 +82,7 @@ class ConsumerLink:
     def acknowledge(
         self, number: int, index: int, size: int, *, cumulatively: bool = False
     ) -> None:
-        """Acknowledge one message of a batch, or everything up to it and including it.
-
-        An entry is acknowledged once all of its messages are, or if the index is -1 or the size 0.
-        """
+        """Acknowledge one message of an entry, or everything up to it and including it."""
         self._broker.check_alive()
         whole = not size or index < 0
         if not whole:

@@ -21,10 +21,7 @@ NOTHING_TO_RECEIVE = (
 
 
 class Received:
-    """Replacement of the C++ message below ``pulsar.Message``, with the same methods.
-
-    Those that are not here are those of the message as its producer built it.
-    """
+    """Replacement of the C++ message below ``pulsar.Message``, with the same methods."""
 
     def __init__(self, topic: TopicName, entry: Entry, index: int, redeliveries: int = 0) -> None:
         self._topic = topic
@@ -34,7 +31,7 @@ class Received:
         self.position = entry.message_position(index)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stored.built, name)
+        return getattr(self._stored.built, name)  # the message as its producer built it
 
     def publish_timestamp(self) -> int:
         return self._entry.publish_ms
@@ -113,10 +110,7 @@ _UNSUPPORTED = (
 
 
 class Core(Closable):
-    """Core of a producer, consumer or reader.
-
-    ``options`` are all arguments of the call that created the object, by name.
-    """
+    """Core of a producer, consumer or reader; ``options`` are the arguments of its creation."""
 
     def __init__(self, broker: Broker, topics: list[str], options: dict[str, Any]) -> None:
         super().__init__(broker)

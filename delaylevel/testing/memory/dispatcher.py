@@ -202,10 +202,7 @@ class _StepEvents(EventQueue):
 
 
 class _StepTime:
-    """Monotonic time by a manual clock.
-
-    No two calls return the same time, as with a real clock: the order of events is known from it.
-    """
+    """Monotonic time by a manual clock; no two calls return the same time, as with a real one."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock

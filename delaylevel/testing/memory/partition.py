@@ -130,16 +130,13 @@ Watcher = Callable[["Event"], None]
 
 
 class Partition:
-    """A partition, or a topic that is not partitioned, with its clients.
-
-    Its entries lie in ledgers, whose IDs ascend in the whole cluster.
-    """
+    """A partition, or a topic that is not partitioned, with its clients."""
 
     def __init__(
         self, name: TopicName, new_ledgers: Iterator[int], watchers: list[Watcher]
     ) -> None:
         self.name = name
-        self._new_ledgers = new_ledgers
+        self._new_ledgers = new_ledgers  # their IDs ascend in the whole cluster
         self._watchers = watchers
         self.ledgers: list[list[int]] = [[next(new_ledgers), 0]]
         self.entries: list[Entry] = []

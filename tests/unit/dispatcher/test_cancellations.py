@@ -167,7 +167,7 @@ def test_an_outcome_that_is_too_large_keeps_nothing_from_being_acknowledged(
         producer.cancel(receipt)
     memory_pulsar.advance(timedelta(hours=2))
     assert memory_pulsar.delivered("orders") == []
-    (described,) = memory_pulsar.level_topics()
+    (described,) = memory_pulsar._broker.level_topics()
     for partition in range(described.window_partitions):
         stats = memory_pulsar.admin.partition_stats(described.window_topic.partition(partition))
         assert stats.subscriptions[SUBSCRIPTION].backlog_entries == 0, partition

@@ -275,7 +275,7 @@ class Movers(JobMovers):
     def __init__(self, memory: MemoryPulsar) -> None:
         self.seen: list[int] = []
         super().__init__(
-            memory.level_topics(),
+            memory._broker.level_topics(),
             memory.admin,
             lambda progress: self.seen.append(progress.batchId),
         )

@@ -180,7 +180,7 @@ class Cancelled(Ledger):
     begun: bool = False
 
     def compare(self, memory: MemoryPulsar, copies: bool = True) -> None:
-        (description,) = memory.level_topics()
+        (description,) = memory._broker.level_topics()
         outcomes = memory.delivered(description.outcomes_topic.partition(0).full)
         told = {each.id: each.status for each in (Outcome.read(one.properties) for one in outcomes)}
         assert told.keys() == {"0", "1", "2"}, "an outcome is missing"

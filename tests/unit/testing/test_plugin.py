@@ -65,7 +65,7 @@ REMINDER = """
         assert [message.data for message in memory_pulsar.delivered("reminders")] == [b"call Ada"]
 
     def test_every_test_has_its_own(memory_pulsar):
-        assert memory_pulsar.level_topics() == []
+        assert memory_pulsar._broker.level_topics() == []
 """
 HEAVY = ("pulsar", "_pulsar", "pydantic", "numpy", "urllib3", "delaylevel.testing.pulsar")
 
