@@ -147,10 +147,7 @@ class MemoryAdmin(TopicAdmin):
         return self._in_namespace(namespace, self._broker.partitioned)
 
     def list_namespaces(self, tenant: str) -> list[str]:
-        found = sorted(name for name in self._broker.namespaces if name.split("/")[0] == tenant)
-        if not found:
-            raise not_found(f"tenant {tenant}")
-        return found
+        return sorted(name for name in self._broker.namespaces if name.split("/")[0] == tenant)
 
     def namespace_policies(self, namespace: str) -> NamespacePolicies:
         return self._broker.policies_of(namespace)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from typing import Any
 
 import pulsar
@@ -13,8 +12,6 @@ from delaylevel.producer.aio import AsyncDelayLevelClient, asyncio_errors
 
 from .broker import Broker
 from .client import MemoryClient, PlainMemoryClient
-
-_SEND = inspect.signature(pulsar.asyncio.Producer.send)
 
 
 class MemoryAsyncProducer(pulsar.asyncio.Producer):
@@ -26,11 +23,10 @@ class MemoryAsyncProducer(pulsar.asyncio.Producer):
 
     async def send(self, content: Any, *args: Any, **kwargs: Any) -> Any:
         """Publish a message, and return its ID; arguments as in ``pulsar.asyncio``."""
-        _, _, *given = _SEND.bind(self, content, *args, **kwargs).arguments.items()
-        options = {name: value for name, value in given if value is not None}
+        options = {name: value for name, value in kwargs.items() if value is not None}
         with asyncio_errors():
             # It stores the open batch, too: nobody fills that while the sender waits.
-            sent = self._plain.send(content, **options)
+            sent = self._plain.send(content, *args, **options)
         await asyncio.sleep(0)  # other tasks run while a real client waits
         return pulsar.MessageId(
             sent.partition(), sent.ledger_id(), sent.entry_id(), sent.batch_index()
