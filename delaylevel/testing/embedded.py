@@ -20,7 +20,7 @@ from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.logs import silent
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.cluster.rest.http import Rest, options_of
-from delaylevel.errors import BrokerError, ConflictError, PrerequisiteError
+from delaylevel.errors import ConflictError, PrerequisiteError
 from delaylevel.producer.client import DelayLevelClient
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ CONF: dict[str, str | int | float | bool] = {
 HEAP_MB = 256
 # A broker on a machine whose processors are busy takes longer than the client's default.
 _TIMEOUT_S = 60
-_START_S = 120.0
 # The broker may refuse to delete a namespace for a moment, for example while a topic is opened.
 _WHILE_TOPICS_CHANGE = urllib3.Retry(
     3, backoff_factor=0.2, status_forcelist=(409, 422, 500, 503), raise_on_status=False
@@ -101,14 +100,11 @@ class EmbeddedPulsar:
     def __init__(self, connection: Connection) -> None:
         timeout = {"operation_timeout_seconds": _TIMEOUT_S}
         self.connection = connection.model_copy(update=timeout)
-        self._stack = ExitStack()
-        try:
+        with ExitStack() as stack:
             self.namespace = new_namespace(connection)
-            self._stack.callback(delete_namespace, connection, self.namespace)
-            self.admin = self._stack.enter_context(Admin.from_connection(self.connection))
-        except BaseException:
-            self._stack.close()
-            raise
+            stack.callback(delete_namespace, connection, self.namespace)
+            self.admin = stack.enter_context(Admin.from_connection(self.connection))
+            self._stack = stack.pop_all()
 
     def topic(self, name: str) -> str:
         """Return the full name of a topic in the namespace.
@@ -136,7 +132,7 @@ class EmbeddedPulsar:
         Level topics that exist at the beginning are served at once, later ones within 5 s.
 
         Raises:
-            BrokerError: the service did not start, or it failed.
+            DelayLevelError: the service failed.
         """
         from delaylevel.dispatcher import DispatchSettings
         from delaylevel.run import LocalService
@@ -154,16 +150,11 @@ class EmbeddedPulsar:
                 # One that fails never ticks.
                 running.add_done_callback(lambda _: started.set())
                 try:
-                    if not started.wait(_START_S):
-                        raise BrokerError(
-                            f"mover and dispatcher did not start within {_START_S:.0f} s"
-                        )
+                    started.wait()
                     yield
                 finally:
                     service.stop()
-                    failure = running.exception()
-        if failure is not None:
-            raise BrokerError(f"mover and dispatcher failed: {failure}") from failure
+                    running.result()
 
     def __enter__(self) -> Self:
         return self
