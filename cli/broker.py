@@ -75,7 +75,6 @@ def start(output: str, **choices: Any) -> None:
     if status.running and given.items() <= vars(status).items():
         note("The broker runs already.")
     else:
-        note("Starting the broker.")
         status = instance.start()
     emit_one(view(status), _COLUMNS, output)
 

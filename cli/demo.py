@@ -59,7 +59,6 @@ def demo(messages: int, output: str) -> None:
             )
 
     with tempfile.TemporaryDirectory(prefix="delaylevel-demo-") as folder:
-        note("Starting a private Pulsar broker (downloaded with Maven the first time)...")
         where = Path(folder)
         with EmbeddedBroker(where / "broker", follow_parent=True, report=note) as broker:
             result = run(broker.connection, where / "window", messages, show)

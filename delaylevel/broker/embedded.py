@@ -160,7 +160,9 @@ class EmbeddedBroker:
             version = self._version or last.version or PULSAR_VERSION
             functions = last.functions if self._functions is None else self._functions
             settings = replace(last, functions=functions, version=version)
-            self._start(fetch(self._report, version), settings, timeout_seconds)
+            home = fetch(self._report, version)
+            self._report("Starting the broker.")
+            self._start(home, settings, timeout_seconds)
         return self.status()
 
     def status(self) -> BrokerStatus:
