@@ -283,22 +283,16 @@ class ReaderLink(ConsumerLink):
 
     def seek(self, target: Any) -> None:
         """Move to a message ID."""
-        self._next = self._position(target)
-
-    def _position(self, start: Any) -> Position:
         partition, inclusive = self.partition, self._options["start_message_id_inclusive"]
-        position = Position(start.ledger_id(), start.entry_id(), start.batch_index())
+        position = Position(target.ledger_id(), target.entry_id(), target.batch_index())
         if position.ledger == pulsar.MessageId.latest.ledger_id():
-            if not partition.entries:
-                return NO_POSITION
-            last = partition.entries[-1].last_position
-            return last if inclusive else last.next
-        if inclusive:
-            return position
+            position = partition.last_position() or NO_POSITION
+            inclusive |= not partition.entries
         number = partition.first_at(position)
         batch = number < len(partition.entries) and partition.entries[number].batched
         # A position without batch index comes before all messages of a batch, as in Pulsar.
-        return position if batch and position.batch < 0 else position.next
+        before = inclusive or (batch and position.batch < 0)
+        self._next = position if before else position.next
 
 
 class ReaderCore(ConsumerCore):
