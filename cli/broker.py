@@ -53,11 +53,7 @@ def broker() -> None:
     f"delaylevel broker start --version {PULSAR_VERSION}",
 )
 @broker.command()
-@click.option(
-    "--functions/--no-functions",
-    default=None,
-    help="Start with or without a functions worker; by default as at the last start.",
-)
+@click.option("--functions", is_flag=True, help="Start with a functions worker.")
 @click.option(
     "--version",
     metavar="VERSION",
@@ -71,7 +67,7 @@ def start(output: str, **choices: Any) -> None:
     """
     instance = EmbeddedBroker(report=note, **choices)
     status = instance.status()
-    given = {name: value for name, value in choices.items() if value is not None}
+    given = {name: value for name, value in choices.items() if value}
     if status.running and given.items() <= vars(status).items():
         note("The broker runs already.")
     else:

@@ -67,7 +67,7 @@ class EmbeddedBroker:
     Args:
         directory: directory of its data; None for that of ``delaylevel broker``, in the state
             directory of this user.
-        functions: True to run the functions worker; None for the last choice, at first False.
+        functions: True to run the functions worker.
         conf: settings of ``standalone.conf``, or of the functions worker.
         heap_mb: maximum Java heap, MB.
         token: token of a superuser, if ``conf`` requires one; it is not stored.
@@ -84,7 +84,7 @@ class EmbeddedBroker:
         self,
         directory: str | os.PathLike[str] | None = None,
         *,
-        functions: bool | None = None,
+        functions: bool = False,
         conf: Mapping[str, ConfValue] | None = None,
         heap_mb: int = 400,
         token: str | None = None,
@@ -158,8 +158,7 @@ class EmbeddedBroker:
                 )
             self._end_watcher()  # it would kill by a process ID that may be another's by now
             version = self._version or last.version or PULSAR_VERSION
-            functions = last.functions if self._functions is None else self._functions
-            settings = replace(last, functions=functions, version=version)
+            settings = replace(last, functions=self._functions, version=version)
             home = fetch(self._report, version)
             self._report("Starting the broker.")
             self._start(home, settings, timeout_seconds)

@@ -267,7 +267,7 @@ def test_a_running_broker_is_left_as_it_is_unless_it_should_be_another(
     directory.mkdir(parents=True)
     local_brokers.save_status(BrokerStatus(directory, 5, 20_001, 20_002, version="4.0.8"))
     monkeypatch.setattr(local_brokers, "is_ours", lambda pid, marker: pid == 5)
-    for options in ("", " --no-functions --version 4.0.8"):
+    for options in ("", " --version 4.0.8"):
         same = call(f"broker start{options} -o json".split())
         assert (same.exit_code, json.loads(same.stdout)["service_url"]) == (0, LOOPBACK)
     for options in ("--functions", "--version 3.3.6"):
