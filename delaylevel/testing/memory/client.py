@@ -412,8 +412,8 @@ class MemoryClient(DelayLevelClient, PlainMemoryClient):
     :meth:`delaylevel.testing.MemoryPulsar.client` creates it. Pulsar's own Python code checks and
     encodes arguments and payloads; the level below it keeps them in memory. Not supported, and
     refused: topic patterns, table views, reader listeners, dead-letter policies, timeouts of
-    unacknowledged messages, acknowledgement by batch index, several messages at a time, positions
-    by time, compaction, encryption, and pauses of a message listener.
+    unacknowledged messages, acknowledgement by batch index, ``batch_receive``, a seek to a time,
+    compaction, encryption, and pauses of a message listener.
     """
 
     # Set by `MemoryPulsar`: it calls the handlers of listeners itself, without threads.
