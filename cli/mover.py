@@ -17,7 +17,7 @@ from delaylevel.model.level_topic import Role
 
 from . import options
 from .options import Group, Settings, examples, pass_settings
-from .run import addresses, serving_lines, starting
+from .run import http_note, serving_lines, starting
 
 _DEPLOYED = (
     Column("function"),
@@ -247,12 +247,8 @@ def run(
 
     def serving() -> list[str]:
         return [
-            *serving_lines(job.descriptions, {item.topic: None for item in job.descriptions}, ()),
-            *(
-                f"NOT SERVED: {name}: {reason}. Start the job again then."
-                for name, reason in job.refused.items()
-            ),
-            *(() if job.http_address is None else addresses(*job.http_address)),
+            *serving_lines(job.descriptions, job.refused, "Start the job again then."),
+            *(() if job.http_address is None else (http_note(*job.http_address),)),
             f"A batch starts every {format_duration(job.trigger_ms)}. Ctrl-C ends it.",
         ]
 
@@ -266,7 +262,7 @@ def run(
     with starting(
         f"Spark job as mover for {', '.join(topics)}",
         lambda: "" if job.ready.is_set() else "Spark starts Java, Python workers and the query",
-        None if settings.once else serving,
+        serving,
     ):
         job.run(show)
     if moved or left_out:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,22 +19,18 @@ from delaylevel.cli.views.output import note
 from delaylevel.cluster import logs
 from delaylevel.cluster.threads import END_S, stop_on_signals
 from delaylevel.errors import ConfigError
-from delaylevel.model.level_topic import LEVEL_SUFFIX, LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
 from . import options
 from .options import LOG_FORMAT, Settings, examples, pass_settings
 
 if TYPE_CHECKING:
-    from delaylevel.dispatcher.assignment import ServedGroup
-    from delaylevel.dispatcher.stats import OwnerStats
-    from delaylevel.mover.service import MoverStats
     from delaylevel.run import LocalService
-    from delaylevel.web.reports import ProbeCheck
 
 _LOOK_EVERY_S = 0.2
-# Time between two lines on the progress: on a terminal, and in a log.
-_TERMINAL_EVERY_S, _LOG_EVERY_S = 10.0, 60.0
+# Time between two lines on the progress.
+_TOTALS_EVERY_S = 60.0
 
 
 @examples(
@@ -127,13 +119,19 @@ def serve(
                 connection, admin, lambda: service.descriptions, logger
             )
             served = prometheus.serve(reporters_of(service), metrics_port, metrics_address, actions)
-            for line in addresses(metrics_address, stack.enter_context(served)):
-                note(line)
+            note(http_note(metrics_address, stack.enter_context(served)))
         start = starting(
             f"{'mover and dispatcher' if moves else 'dispatcher'} for "
             f"{', '.join(topics) or f'the level topics of {namespace}'}",
-            lambda: first_unmet(service.start_checks()),
-            lambda: [*_serving(service, namespace), "Ctrl-C ends it."],
+            lambda: next((one.text for one in service.start_checks() if not one.ok), ""),
+            lambda: [
+                *serving_lines(
+                    service.descriptions,
+                    service.roster.refused,
+                    "It is tried again every few seconds.",
+                ),
+                "Ctrl-C ends it.",
+            ],
         )
         with start as ready:
             progress = ServiceProgress(service, ready)
@@ -141,70 +139,30 @@ def serve(
         progress.end()
 
 
-def addresses(address: str, port: int) -> list[str]:
-    """Return lines with the addresses of an HTTP service."""
-    from delaylevel.web.reports import TOKEN_VARIABLE, tokens
-    from delaylevel.web.server import is_loopback
-
-    status = f"Status page and live queries need {TOKEN_VARIABLE} in the environment."
-    if is_loopback(address) or any(tokens(os.environ)):
-        status = f"Status page at http://{address}:{port}/"
-    return [f"Metrics at http://{address}:{port}/metrics", status]
+def http_note(address: str, port: int) -> str:
+    """Return a line with the address of an HTTP service."""
+    return f"Status page at http://{address}:{port}/, metrics at /metrics."
 
 
 def serving_lines(
-    descriptions: Iterable[LevelTopicDescription],
-    movers: Mapping[str, MoverStats | None],
-    groups: Iterable[ServedGroup],
+    descriptions: Iterable[LevelTopicDescription], refused: Mapping[str, str], then: str
 ) -> list[str]:
-    """Return a line for each level topic served; None for the statistics of a mover that moves."""
-    groups_of = {group.description.topic: group for group in groups}
+    """Return a line for each level topic that is served, and for each that is not."""
     lines = []
     for item in descriptions:
         first, *more = item.targets or ("",)
         target = TopicName.parse(first).short + (f" and {len(more)} more" if more else "")
-        parts = []
-        if item.topic in movers:
-            stats = movers[item.topic]
-            if stats is not None and stats.state == "standby":
-                parts.append(f"levels on standby for {stats.holder or 'another mover'}")
-            else:
-                count = sum(level.partitions for level in item.levels)
-                parts.append(f"levels with {count} partitions")
-        group = groups_of.get(item.topic)
-        if group is not None:
-            held, of = len(group.stats), item.window_partitions
-            share = f"window with {held} of {of} partitions"
-            parts.append(share if held else "window on standby")
-        lines.append(f"{item.name.short} for {target}: {'; '.join(parts)}")
-    return lines
-
-
-def _serving(service: LocalService, namespace: str | None) -> list[str]:
-    """Return lines about the level topics that this process serves."""
-    groups = () if service.dispatcher is None else service.dispatcher.groups()
-    lines = serving_lines(service.descriptions, service.movers.stats(), groups)
-    lines += [
-        f"NOT SERVED: {name}: {reason}. It is tried again every few seconds."
-        for name, reason in service.roster.refused.items()
-    ]
-    if namespace is not None:
-        lines.append(f"Level topics that are created in {namespace} are served, too.")
-    return lines
+        lines.append(f"{item.name.short} for {target}")
+    return lines + [f"NOT SERVED: {name}: {reason}. {then}" for name, reason in refused.items()]
 
 
 @contextlib.contextmanager
 def starting(
-    parts: str, waiting: Callable[[], str], serving: Callable[[], Sequence[str]] | None
+    parts: str, waiting: Callable[[], str], serving: Callable[[], Sequence[str]]
 ) -> Iterator[threading.Event]:
-    """Print a line, then the reason for waiting now and then, then that the service is ready.
+    """Print the reason for waiting now and then, and lines about what is served; set an event then.
 
-    Args:
-        waiting: called in another thread for the reason to wait; empty once the service is ready.
-        serving: lines about what is served; None to print nothing when it is ready.
-
-    Yields:
-        An event that is set when that is printed.
+    Another thread asks for the reason, which is empty once the service is ready.
     """
     ready, ended = threading.Event(), threading.Event()
     started_s = time.monotonic()
@@ -218,10 +176,9 @@ def starting(
                 note(f"Still starting after {now_s - started_s:.0f} s: {reason}.")
             if ended.wait(_LOOK_EVERY_S):
                 return
-        if serving is not None:
-            note(f"Ready after {time.monotonic() - started_s:.1f} s.")
-            for line in serving():
-                note(line)
+        note(f"Ready after {time.monotonic() - started_s:.1f} s.")
+        for line in serving():
+            note(line)
         ready.set()
 
     note(f"Starting {parts}.")
@@ -235,88 +192,41 @@ def starting(
         thread.join()
 
 
-def first_unmet(checks: Sequence[ProbeCheck]) -> str:
-    """Return the first condition that is not met, and the number of others."""
-    unmet = [check.text for check in checks if not check.ok]
-    more = f" (and {len(unmet) - 1} more)" if len(unmet) > 1 else ""
-    return unmet[0] + more if unmet else ""
-
-
-def progress_lines(
-    movers: Mapping[str, MoverStats],
-    owners: Mapping[tuple[str, int], OwnerStats],
-    releases: Mapping[str, int],
-) -> list[str]:
-    """Return a line for each level topic; it has the name of its business topic if it can."""
-    # They need the dispatcher's extra.
-    from delaylevel.dispatcher.stats import format_lateness, quantile_ms, total_lateness
-
-    lines = []
-    for topic in sorted({*movers, *releases, *(topic for topic, _ in owners)}):
-        mine = {index: stats for (name, index), stats in owners.items() if name == topic}
-        states = Counter(stats.state for stats in mine.values())
-        # The usual state goes without saying, so that the line stays short.
-        usual = states.pop("releasing", 0)
-        shown = [str(usual)] if usual else []
-        shown += [f"{count} {state}" for state, count in sorted(states.items())]
-        mover, name = movers.get(topic), TopicName.parse(topic)
-        if name.local.startswith("_") and name.local.endswith(LEVEL_SUFFIX):
-            name = replace(name, local=name.local[1 : -len(LEVEL_SUFFIX)])
-        moved = 0 if mover is None else sum(mover.counts.values())
-        line = f"{name.short}: {moved:,} moved (mover {mover.state if mover else 'elsewhere'})"
-        if shown:
-            released = releases.get(topic, 0)
-            line += f"; {released:,} released ({' + '.join(shown)} window partitions)"
-        p99_ms = quantile_ms(total_lateness(mine.values()), 0.99) if mine else None
-        if p99_ms is not None:
-            line += f"; p99 {format_lateness(p99_ms)} late"
-        lines.append(line)
-    return lines
-
-
 class ServiceProgress:
-    """The progress of a service: now and then, the line of each level topic if it has changed."""
+    """The progress of a service: who moves, if that changes, and the totals now and then."""
 
     def __init__(self, service: LocalService, ready: threading.Event) -> None:
         self._service = service
         self._ready = ready
-        self._states: dict[str, tuple[str, str]] = {}
-        self._told: list[str] = []
-        # A log is kept, so it gets fewer lines.
-        self._every_s = _TERMINAL_EVERY_S if sys.stderr.isatty() else _LOG_EVERY_S
-        self._line_s = time.monotonic() + self._every_s
+        self._holders: dict[str, str] = {}  # of movers on standby
+        self._told = ""
+        self._told_s = time.monotonic()
 
     def show(self) -> None:
-        """Update the view; called once a second."""
+        """Print what is new; called once a second."""
         if not self._ready.is_set():
             return
-        movers, dispatcher = self._service.movers.stats(), self._service.dispatcher
-        for topic, stats in movers.items():
-            state = stats.state, stats.holder
-            before, _ = known = self._states.get(topic, ("starting", ""))
-            self._states[topic] = state
-            if state == known:
-                continue
-            if stats.state == "standby":
-                note(f"{topic}: on standby, {stats.holder or 'another mover'} moves its messages")
-            # The log has each failure, and a pass that succeeds again is nothing new.
-            elif stats.state == "moving" and before != "failing":
-                note(f"{topic}: moving its messages")
-        now_s = time.monotonic()
-        if now_s >= self._line_s:
-            self._line_s = now_s + self._every_s
-            owners = {} if dispatcher is None else dispatcher.stats()
-            releases = {} if dispatcher is None else dispatcher.released()
-            lines = progress_lines(movers, owners, releases)
-            for line in lines:
-                if line not in self._told:
-                    note(line)
-            self._told = lines
+        for topic, stats in self._service.movers.stats().items():
+            if stats.state not in ("standby", "moving"):
+                continue  # the log has each failure
+            holder = (stats.holder or "another mover") if stats.state == "standby" else ""
+            if holder != self._holders.get(topic, ""):
+                moves = f"on standby, {holder} moves" if holder else "moving"
+                note(f"{topic}: {moves} its messages")
+            self._holders[topic] = holder
+        if time.monotonic() - self._told_s >= _TOTALS_EVERY_S:
+            self._told_s = time.monotonic()
+            if self._totals() != self._told:
+                self.end()
 
     def end(self) -> None:
         """Print the totals."""
+        self._told = self._totals()
+        note(self._told)
+
+    def _totals(self) -> str:
         moved = sum(sum(stats.counts.values()) for stats in self._service.movers.stats().values())
         mover = f"{moved:,} messages moved, " if self._service.moves else ""
         dispatcher = self._service.dispatcher
         released = 0 if dispatcher is None else dispatcher.released().total()
-        note(f"{mover}{released:,} {'' if mover else 'messages '}released.")
+        return f"{mover}{released:,} {'' if mover else 'messages '}released."

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import click
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -18,13 +19,11 @@ from delaylevel import PartitionStrategy
 from delaylevel.cli import run
 from delaylevel.cli.options import TIME, parse_time_ms
 from delaylevel.cli.pending import row_view
-from delaylevel.cli.run import progress_lines, serving_lines, starting
+from delaylevel.cli.run import ServiceProgress, serving_lines, starting
 from delaylevel.cli.views import output
 from delaylevel.cli.views.output import emit, finish, progress
 from delaylevel.cli.views.tables import Column, render
 from delaylevel.cli.views.terminal import cells, cut, printable, wrapped
-from delaylevel.dispatcher.assignment import ServedGroup
-from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
 from delaylevel.errors import BrokerError
 from delaylevel.inspection.rows import PendingRow
 from delaylevel.model.delivery import ForwardReport
@@ -32,6 +31,7 @@ from delaylevel.model.formatting import format_instant
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels
 from delaylevel.mover.service import MoverStats
+from delaylevel.run import LocalService
 
 FULL = "persistent://public/default/"
 COLUMNS = (
@@ -235,44 +235,42 @@ def test_the_reason_is_shown_until_the_service_is_ready(
     assert {line.partition(": ")[2] for line in reasons} == {"no dispatcher owns partition 0 yet."}
 
 
-ORDERS = "persistent://public/default/_orders-delay-level"
-LEVEL_TOPIC = LevelTopicDescription(ORDERS, Levels(PartitionStrategy()), ("orders",))
-OTHERS = "persistent://public/others/_orders-delay-level"
-
-
-def owner(late: int = 2, **values: object) -> OwnerStats:
-    lateness = np.zeros(len(LATENESS_BOUNDS_MS) + 1, dtype=np.int64)
-    lateness[late] = 100
-    return OwnerStats(**{"state": "releasing", "lateness": lateness, **values})  # type: ignore[arg-type]
-
-
-def test_a_line_shows_what_was_moved_and_released() -> None:
-    movers = {ORDERS: MoverStats("moving", counts=ForwardReport(window=1_200).counts())}
-    owners = {(ORDERS, index): owner() for index in range(4)}
-    owners[OTHERS, 0] = owner(late=-1, state="recovering")
-    orders, others = progress_lines(movers, owners, {ORDERS: 600, OTHERS: 0})
-    assert orders == (
-        "orders: 1,200 moved (mover moving); 600 released (4 window partitions); p99 25ms late"
+def test_totals_are_told_if_they_have_changed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "_TOTALS_EVERY_S", 0.0)
+    orders = MoverStats("standby", "delaylevel-run@host:1")
+    released: Counter[str] = Counter()
+    service = SimpleNamespace(
+        movers=SimpleNamespace(stats=lambda: {"orders": orders}),
+        dispatcher=SimpleNamespace(released=lambda: released),
+        moves=True,
     )
-    assert others == (
-        "public/others/orders: 0 moved (mover elsewhere); 0 released (1 recovering window "
-        "partitions); p99 over 1h00m late"
-    )
+    ready = threading.Event()
+    shown = ServiceProgress(cast(LocalService, service), ready)
+    shown.show()
+    ready.set()
+    shown.show()
+    shown.show()
+    orders = MoverStats("failing")
+    shown.show()
+    orders = MoverStats("moving", counts=ForwardReport(window=1_200).counts())
+    released["orders"] = 600
+    shown.show()
+    shown.show()
+    assert capsys.readouterr().err.splitlines() == [
+        "orders: on standby, delaylevel-run@host:1 moves its messages",
+        "0 messages moved, 0 released.",
+        "orders: moving its messages",
+        "1,200 messages moved, 600 released.",
+    ]
 
 
-def test_a_service_tells_what_it_serves() -> None:
-    def lines(mover: MoverStats | None, *groups: ServedGroup) -> str:
-        (line,) = serving_lines([LEVEL_TOPIC], {ORDERS: mover}, list(groups))
-        return line.removeprefix("_orders-delay-level for orders: ")
-
-    standby = MoverStats("standby", "delaylevel-run@host:1")
-    none, two = (
-        ServedGroup(LEVEL_TOPIC, "a", None, 0.0, {}, owners)
-        for owners in ({}, {0: OwnerStats(), 1: OwnerStats()})
+def test_a_service_tells_what_it_serves_and_what_not() -> None:
+    described = LevelTopicDescription(
+        "_billing", Levels(PartitionStrategy()), ("orders", "invoices")
     )
-    both = "levels with 29 partitions; window with 2 of 4 partitions"
-    assert lines(MoverStats("moving"), two) == both
-    assert lines(standby, none) == (
-        "levels on standby for delaylevel-run@host:1; window on standby"
-    )
-    assert lines(None) == "levels with 29 partitions"
+    assert serving_lines([described], {"old": "it is missing"}, "It is tried again.") == [
+        "_billing for invoices and 1 more",
+        "NOT SERVED: old: it is missing. It is tried again.",
+    ]
