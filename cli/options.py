@@ -350,13 +350,6 @@ dispatching = together(
         help="Number of IDs to remember for each target and source partition, to drop copies.",
     ),
     click.option(
-        "--checkpoint-interval",
-        "checkpoint_ms",
-        type=DURATION_MS,
-        default="1s",
-        help="Interval between acknowledgements of released messages.",
-    ),
-    click.option(
         "--spill-dir",
         type=click.Path(file_okay=False, path_type=Path),
         help="Folder of the dispatcher's spill files.",

@@ -6,7 +6,6 @@ import base64
 import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +21,6 @@ from delaylevel.model.formatting import exact_duration
 from delaylevel.model.outcome import Receipt
 from delaylevel.producer.receipts import check_cancellable
 from delaylevel.topics.scan import DEFAULT_SLACK_MS
-from delaylevel.web.reports import TOKEN_VARIABLE
 
 from . import options
 from .options import DURATION, DURATION_MS, TIME, Group, Settings, together
@@ -102,11 +100,6 @@ _selection = together(
         help="Longest outage or clock difference that a search by due time allows for.",
     ),
     click.option(
-        "--live-token-file",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help=f"File with the token of live queries; by default the token in {TOKEN_VARIABLE}.",
-    ),
-    click.option(
         "--live/--no-live",
         default=True,
         show_default=False,
@@ -125,16 +118,13 @@ def _query(
     from_ms: int | None = None,
     before_ms: int | None = None,
     live: bool = True,
-    live_token_file: Path | None = None,
     **conditions: Any,
 ) -> Iterator[tuple[Inspector, Selection]]:
     """Open an inspector for the values of the selection options."""
     if from_ms is not None and before_ms is not None and before_ms <= from_ms:
         raise InvalidInputError("--to is not after --from: nothing can be due in between")
     selection = Selection(Window(from_ms, before_ms), **conditions)
-    token = None if live_token_file is None else live_token_file.read_text("utf-8").strip()
-    chosen = {"target": target, "slack_ms": slack_ms, "live": live, "live_token": token}
-    with settings.inspector(topic, **chosen) as look:
+    with settings.inspector(topic, target=target, slack_ms=slack_ms, live=live) as look:
         yield look, selection
         # Notes follow the rows, so that the last lines on a terminal say what to do.
         refusals = {} if look.live is None else look.live.refusals

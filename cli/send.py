@@ -22,8 +22,6 @@ from delaylevel.cluster.schemas import find
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock, duration_ms
 from delaylevel.model.envelope import EXPIRES, SCHEMA, UNREADABLE, SchemaRef
-from delaylevel.model.formatting import format_instant
-from delaylevel.model.outcome import Receipt
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.producer.client_calls import error_of
@@ -53,7 +51,6 @@ _EXPORTED_KEYS = frozenset(
     "delaylevel send orders 'pay me' --after 3d",
     "delaylevel send orders 'call back' --after 3d --expires-after 2h",
     "delaylevel send orders --at 2030-01-31T12:00:00Z --key k7 < body.bin",
-    "delaylevel send orders 'pay now' --after 5d --id invoice-17 --replace",
     "delaylevel send orders --jsonl reminders.jsonl",
     'echo \'{"body": "hi", "after": "2h"}\' | delaylevel send orders --jsonl -',
 )
@@ -75,11 +72,6 @@ _EXPORTED_KEYS = frozenset(
     help="ID (delaylevel.id) of the message. It identifies the message together with its topic and "
     "key: of several messages with the same three, the dispatcher delivers one.",
 )
-@click.option(
-    "--replace",
-    is_flag=True,
-    help="Cancel what waits under the --id for TOPIC once the message is stored.",
-)
 @options.level_topic
 @options.level_namespace
 @click.option(
@@ -94,7 +86,6 @@ def send(
     level_topic: str | None,
     level_namespace: str | None,
     jsonl: BinaryIO | None,
-    replace: bool,
     output: str,
     **arguments: Any,
 ) -> None:
@@ -114,8 +105,7 @@ def send(
     """
     if jsonl is not None:
         # All other options describe one message.
-        given = replace or any(value not in (None, {}) for value in arguments.values())
-        if body is not None or given:
+        if body is not None or any(value not in (None, {}) for value in arguments.values()):
             raise click.UsageError(
                 "with --jsonl, each line has its own body, keys, properties, times and ID: "
                 "give none of them here"
@@ -126,12 +116,9 @@ def send(
             raise click.UsageError("give --after or --at, not both")
         if arguments["expires_after"] is not None and arguments["expires_at"] is not None:
             raise click.UsageError("give --expires-after or --expires-at, not both")
-        delayed = arguments["deliver_after"] is not None or arguments["deliver_at"] is not None
-        if replace and not (delayed and arguments["message_id"]):
-            raise click.UsageError("--replace needs --id, and --after or --at")
         content = body.encode() if body is not None else sys.stdin.buffer.read()
         arguments["properties"] = arguments["properties"] or None
-        messages = [Outgoing(content, arguments, replace=replace)]
+        messages = [Outgoing(content, arguments)]
     place = {"delay_level_topic": level_topic, "delay_level_namespace": level_namespace}
     with contextlib.ExitStack() as stack:
         client = settings.producer_client()
@@ -156,10 +143,6 @@ def send(
             emit_one(row, _COLUMNS[1:], output)
             if row["reason"]:
                 note(f"The message is {row['outcome']}: {row['reason']}")
-            for old in row.get("replaced") or ():
-                why = f" ({old['reason']})" if old["reason"] else ""
-                due = format_instant(old["due_ms"])
-                note(f"Cancellation of {old['id']}, due {due}: {old['outcome']}{why}.")
         else:
             emit(sending.rows, _COLUMNS, output, empty="There is no line.")
         sending.note_delivery()
@@ -225,17 +208,10 @@ class _Sending:
             producer = self._producer(row["target"], message.schema)
             # Only a single message waits for its receipt; lines are sent in batches.
             single = due_ms is not None and message.line is None
-            if single and (message.replace or producer.description.cancellable):
-                receipt = producer.schedule(message.body, **arguments, replace=message.replace)
-                row |= {
-                    "outcome": "stored",
-                    "id": receipt.id,
-                    "due_ms": receipt.due_ms,
-                    "message_id": _message_id(receipt),
-                    "receipt": str(receipt),
-                }
-                if message.replace:
-                    row["replaced"] = list(map(changes.outcome_view, receipt.replaced))
+            if single and producer.description.cancellable:
+                receipt = producer.schedule(message.body, **arguments)
+                row |= {"outcome": "stored", "id": receipt.id, "due_ms": receipt.due_ms}
+                row["receipt"] = str(receipt)
             else:
                 producer.send_async(message.body, confirmed, **arguments)
         except Exception as error:
@@ -314,15 +290,6 @@ def _is_settled(row: _Row) -> bool:
     return row["outcome"] != "unconfirmed" or row["reason"] is not None
 
 
-def _message_id(receipt: Receipt) -> str:
-    """Return the position of a receipt as the client writes it."""
-    if receipt.place is None:
-        return ""
-    topic, at = receipt.place
-    partition = TopicName.parse(topic).partition_index if receipt.sent_directly else None
-    return f"({at.ledger},{at.entry},{-1 if partition is None else partition},{at.batch})"
-
-
 def _lines(source: BinaryIO) -> Iterator[Outgoing | _Row]:
     """Yield the message of each line; or the row of a wrong line."""
     for number, line in enumerate(source, 1):
@@ -346,7 +313,6 @@ class Outgoing:
     line: int | None = None
     target: str | None = None
     schema: SchemaRef | None = None
-    replace: bool = False
 
 
 def parse_line(text: str) -> Outgoing:
