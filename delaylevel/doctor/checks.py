@@ -18,23 +18,21 @@ from delaylevel.cluster import logs, trials
 from delaylevel.cluster.connection.settings import Connection, require_reachable
 from delaylevel.cluster.port import DelayedDelivery, PartitionStats, TopicMetadata
 from delaylevel.cluster.rest.admin import Admin
-from delaylevel.cluster.rules import RULES, Facts, Problem, read, violations
-from delaylevel.cluster.rules import notes as rule_notes
+from delaylevel.cluster.rules import RULES, Facts, Problem, read
 from delaylevel.cluster.targets.receivers import topic_stats
 from delaylevel.cluster.threads import in_parallel
 from delaylevel.cluster.trials import Trial
 from delaylevel.errors import (
     AdminError,
-    BrokerError,
     BrokerUnreachableError,
     DelayLevelError,
     NotFoundError,
     PermissionDeniedError,
 )
-from delaylevel.model.clock import Clock, duration_ms
+from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import KEY_VALUE
-from delaylevel.model.formatting import exact_duration, format_duration, format_instant, shell
+from delaylevel.model.formatting import format_duration, format_instant, shell
 from delaylevel.model.level_topic import (
     ALL,
     SUBSCRIPTION,
@@ -417,39 +415,22 @@ def _setting(topic: TopicName, policy: DelayedDelivery | None) -> str:
 
 # -- member topics and targets: existence, subscriptions, rules, and what can be opened
 
-_NEAR_LIMIT = 0.8
 _DEFAULT_DEDUPLICATION_MIN = 360
 _DEDUPLICATION_MIN = "brokerDeduplicationProducerInactivityTimeoutMinutes"
-
-
-def _expansion(context: LevelTopicContext) -> str:
-    """Return the command that describes all partitions that the levels have."""
-    command = f"delaylevel levels expand {shell(context.description.topic)}"
-    for member, metadata in context.metadata.items():
-        if member.role is Role.LEVEL and metadata and metadata.partitions > member.partitions:
-            level = context.description.levels.strategies[member.level]
-            longest = exact_duration(duration_ms(level.unit) * (metadata.partitions + 1))
-            unit = level.unit_name.lower()
-            command += f" --then {unit}:{longest}" if member.level else f" --max-delay {longest}"
-    return command
 
 
 def partitions(context: LevelTopicContext) -> Found:
     """Check that every member topic exists with the described number of partitions."""
     create = f"`{context.description.creation_command()}`"
-    limit = context.admin.broker_settings().max_partitions or 0
     for member, metadata in context.metadata.items():
         name, described = member.topic, member.partitions
         if metadata is None:
             yield Problem(f"{name} does not exist", create)
         elif metadata.partitions > described:
-            remedy = "send nothing to them"
-            if member.role is Role.LEVEL:
-                remedy = f"finish the expansion: `{_expansion(context)}`"
             yield Problem(
                 f"{name} has {metadata.partitions} partitions instead of {described}: no "
                 "mover reads the others",
-                remedy,
+                "finish the expansion with `delaylevel levels expand`, or send nothing to them",
             )
         elif metadata.partitions < described:
             yield Problem(
@@ -457,15 +438,7 @@ def partitions(context: LevelTopicContext) -> Found:
                 f"`pulsar-admin topics update-partitioned-topic {name} -p {described}`, then "
                 + create,
             )
-        elif limit and described > limit:
-            yield Problem(
-                f"{name} has {described} partitions, more than the broker's limit of {limit}",
-                "raise maxNumPartitionsPerPartitionedTopic in broker.conf",
-            )
-    counts = [member.partitions for member in context.metadata]
-    near = limit and max(counts) > _NEAR_LIMIT * limit
-    more = f"; the broker's limit for a topic is {limit}" if near else ""
-    yield f"{sum(counts)} partitions{more}"
+    yield f"{sum(member.partitions for member in context.metadata)} partitions"
 
 
 def subscriptions(context: LevelTopicContext) -> Found:
@@ -484,12 +457,7 @@ def foreign_subscriptions(context: LevelTopicContext) -> Found:
 
 def rule(name: str, context: LevelTopicContext) -> Found:
     """Check that a rule of the cluster allows what our clients and parked messages need."""
-    facts = context.rules
-    yield from RULES[name](facts)
-    if name == "backlog quota":
-        settings = context.admin.broker_settings()
-        notes = rule_notes(context.description, facts.namespace, settings)
-        yield from notes[:1]
+    return RULES[name](context.rules)
 
 
 def targets(context: LevelTopicContext) -> Found:
@@ -573,6 +541,11 @@ _GRANT = (
     "doctor with their credentials"
 )
 
+_OPEN = (
+    "lift the rule that another check names, close a producer with exclusive access to it, or look "
+    "for the reason in the broker's log; docs/operations.md has all rules"
+)
+
 
 def openings(context: LevelTopicContext) -> Found:
     """Check that each kind of producer, consumer and reader of ours can be opened.
@@ -590,7 +563,7 @@ def openings(context: LevelTopicContext) -> Found:
             yield Warned(f"this role may not open a {trial.what} of {trial.topic}", _GRANT)
         elif failure and failure not in (_BUSY, _NEEDS_SCHEMA):
             says = f"no {trial.what} of {trial.topic} can be opened ({failure})"
-            yield Problem(says, _remedy(context, failure))
+            yield Problem(says, _OPEN)
     yield f"{len(wanted)} tried"
 
 
@@ -615,18 +588,6 @@ def _trials(context: LevelTopicContext) -> list[Trial]:
 
     found = in_parallel(of_member, list(description.members()))
     return list(chain.from_iterable(found + in_parallel(of_target, description.targets)))
-
-
-def _remedy(context: LevelTopicContext, failure: str) -> str:
-    with suppress(BrokerError):
-        if violations(context.rules):
-            return "the rules that other checks name forbid it: lift them (docs/operations.md)"
-    if failure == "ProducerBusy":
-        return (
-            "close the producer with exclusive access to it, or raise its maxProducersPerTopic "
-            "(docs/operations.md)"
-        )
-    return "the log of the broker has the reason; docs/operations.md has the rules to look for"
 
 
 # -- what runs: movers, dispatchers, producers' clocks, and growing backlogs
@@ -659,21 +620,18 @@ def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]
 
     description = context.description
     function = function_name(description)
+    lines: Sequence[str]
     try:
         found = health.status(
             context.cluster.connection, context.admin, description, context.now_ms
         )
     except DelayLevelError as error:
-        return [Problem(f"function {function}: {error}", deploy)]
-    if all(item.running for item in found.instances):
-        return [Problem(f"function {function}: {line}", deploy) for line in found.misconfigured]
-    return [
-        Problem(
-            f"function {function}: {found.problems[0] if found.problems else 'instances are down'}",
-            f"`pulsar-admin functions restart --fqfn {shell(function)}`, and read the log of its "
-            "instances on the workers",
-        )
-    ]
+        lines = [str(error)]
+    else:
+        is_up = found.running == len(found.instances)
+        # What is wrong with an instance says how to restart it.
+        lines = found.misconfigured if is_up else found.problems[:1]
+    return [Problem(f"function {function}: {line}", deploy) for line in lines]
 
 
 def dispatcher(context: LevelTopicContext) -> Found:

@@ -261,15 +261,9 @@ def test_a_planted_fault_is_found_and_nothing_else(
     assert words in wrong[check]
 
 
-def half_expanded(cluster: Cluster) -> None:
-    for level, partitions in enumerate((5, 40)):
-        cluster.admin.expand(cluster.description.level_topic(level), partitions)
-
-
 @pytest.mark.parametrize(
     ("plant", "check"),
     [
-        (half_expanded, "partitions"),
         (member_gone, "partitions"),
         (subscription_gone, "subscriptions"),
         (policies_gone, "topic policies"),
