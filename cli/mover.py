@@ -13,7 +13,6 @@ from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.threads import stop_on_signals
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import format_duration, shell
-from delaylevel.model.level_topic import Role
 
 from . import options
 from .options import Group, Settings, examples, pass_settings
@@ -30,12 +29,7 @@ _STATUS = (
     Column("function"),
     Column("level_topic", "topic"),
     Column("running"),
-    Column("backlog_entries", "number", head="PARKED"),
-    Column("next_hand_off_ms", "time"),
-    Column("behind_ms", "duration"),
-    Column("held_entries", "number", head="HELD"),
-    Column("dead_letter_entries", "number", head="DEAD LETTERS"),
-    Column("problems", "count"),
+    Column("problems"),
 )
 _INSTANCES = (
     Column("instance", "number"),
@@ -112,10 +106,7 @@ def deploy(settings: Settings, topic: str, output: str, **fields: Any) -> None:
         "config": made.config,
     }
     emit_one(view, _DEPLOYED, output)
-    note(
-        "The workers' Python needs `delaylevel[functions]`. "
-        f"`delaylevel mover status {shell(topic)}` shows when it runs."
-    )
+    note(f"`delaylevel mover status {shell(topic)}` shows when it runs.")
 
 
 @options.topic_command(
@@ -144,19 +135,12 @@ def status(settings: Settings, topic: str, output: str) -> None:
         "function": deployment.function_name(described),
         "level_topic": described.topic,
         "running": f"{at.running} of {len(at.instances)}",
-        "backlog_entries": at.level.entries(Role.LEVEL),
-        "next_hand_off_ms": at.level.next_hand_off_ms,
-        "behind_ms": at.level.behind_ms or None,
-        "held_entries": at.level.entries(Role.HELD),
-        "dead_letter_entries": at.level.entries(Role.DEAD_LETTER),
         "problems": list(at.problems),
     }
     emit_one({**view, "instances": rows}, _STATUS, output)
     if output == "table":
         click.echo()
         emit(rows, _INSTANCES, output)
-        for line in at.problems:
-            note(f"Problem: {line}.")
     if at.running < len(at.instances):
         click.get_current_context().exit(1)
 
