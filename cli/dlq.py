@@ -48,10 +48,7 @@ _DISPOSED = (
 )
 
 _ID = Parsed("id", Position.parse)
-_NOT_FOUND = (
-    "no dead letter has this ID; IDs within a batch change when a part of the batch is replayed: "
-    "`delaylevel dlq list` shows the present ones"
-)
+_NOT_FOUND = "no dead letter has this ID now: `delaylevel dlq list` shows the present ones"
 _subscription = click.option(
     "--subscription",
     metavar="NAME",

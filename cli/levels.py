@@ -30,7 +30,6 @@ from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import exact_duration, parse_duration, shell
 from delaylevel.model.level_topic import (
-    ALL,
     LEVEL_PREFIX,
     LEVEL_SUFFIX,
     MOST_WINDOW_PARTITIONS,
@@ -82,7 +81,6 @@ def pause(settings: Settings, topic: str, target: str | None, output: str) -> No
     with settings.admin() as admin:
         after = lifecycle.pause(admin, topic, target, SystemClock())
     emit_description(after, output)
-    note("Every dispatcher follows within five seconds.")
 
 
 @options.topic_command(
@@ -109,12 +107,6 @@ def resume(settings: Settings, topic: str, target: str | None, spread_ms: int, o
     with settings.admin() as admin:
         after = lifecycle.resume(admin, topic, target, SystemClock(), spread_ms)
     emit_description(after, output)
-    if spread_ms:
-        note(f"The messages that wait are released over {exact_duration(spread_ms)}.")
-    left = [name for name, _ in after.pauses.paused]
-    if left:
-        names = ", ".join("all targets" if name == ALL else name for name in left)
-        note(f"Still paused: {names}.")
 
 
 _DRAINED = (
@@ -128,7 +120,6 @@ _DRAINED = (
 )
 _DELETED = (
     Column("topic", "topic", head="LEVEL TOPIC"),
-    Column("deleted"),
     Column("discarded_entries", "number", head="DISCARDED"),
 )
 
@@ -180,10 +171,7 @@ def expand(
     with settings.level_topic(topic) as (admin, before):
         after = lifecycle.expand(admin, before.topic, maximum_delay, finer)
     emit_description(after, output)
-    added = after.levels.partitions - before.levels.partitions
-    note(f"{added} partitions added. Configure the new maximum in producers without an admin URL.")
-    if after.mover is Mover.FUNCTION:
-        note("The Function sees new partitions within a minute.")
+    note("Configure the new maximum in producers without an admin URL.")
 
 
 @options.topic_command(
@@ -198,8 +186,8 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
     """Hand off all pending messages of TOPIC now.
 
     They keep their due times. Messages go to the window topic (with a tracker), or to their
-    business topics, where the broker holds them until they are due. Stop the mover and the
-    producers first.
+    business topics, where the broker holds them until they are due, and `delaylevel pending` no
+    longer shows them. Stop the mover and the producers first.
     """
     from delaylevel.mover.drain import drain as drain_now
 
@@ -214,18 +202,7 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
             allow_early=allow_early,
             target_client=settings.open_client,
         )
-    counts = report.counts()
-    emit_one({"topic": described.topic, **counts}, _DRAINED, output)
-    if report.window and described.final_window is FinalWindow.BROKER:
-        note(
-            f"{report.window:,} messages wait in their business topics now: `delaylevel pending` "
-            "and `delaylevel horizon` no longer show them."
-        )
-    if counts["held"]:
-        note(
-            f"{counts['held']} messages are still held because their targets refuse messages: "
-            "`delaylevel doctor` shows missing targets."
-        )
+    emit_one({"topic": described.topic, **report.counts()}, _DRAINED, output)
 
 
 @options.topic_command(
@@ -249,7 +226,7 @@ def delete(settings: Settings, topic: str, discard: int | None, output: str) -> 
         settings.client() as client,
     ):
         gone = lifecycle.delete(client, admin, described, discard=discard)
-    view = {"topic": described.topic, "deleted": True, "discarded_entries": gone.total()}
+    view = {"topic": described.topic, "discarded_entries": gone.total()}
     emit_one(view, _DELETED, output)
 
 

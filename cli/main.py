@@ -1,4 +1,4 @@
-"""The ``delaylevel`` command: its sections, lazy imports, and the exit codes of errors."""
+"""The ``delaylevel`` command: lazy imports, and the exit codes of errors."""
 
 from __future__ import annotations
 
@@ -24,15 +24,10 @@ from delaylevel.errors import (
 
 from .options import LOG_FORMAT, Settings, examples
 
-# Commands by section of the help. Each has a module of the same name, which is imported on first
-# use, so that `delaylevel broker` never loads Spark.
-SECTIONS = {
-    "Set up": ("broker", "levels", "plan"),
-    "Run": ("run", "mover", "dispatcher", "send"),
-    "Look": ("pending", "horizon", "doctor", "dlq"),
-    "Try": ("demo",),
-}
-_COMMANDS = [name for names in SECTIONS.values() for name in names]
+# Each has a module of the same name, which is imported on first use, so that `delaylevel broker`
+# never loads Spark.
+_COMMANDS = ["broker", "levels", "plan", "run", "mover", "dispatcher", "send"]
+_COMMANDS += ["pending", "horizon", "doctor", "dlq", "demo"]
 
 # Exceptions of the Pulsar client, compared by name so that handling an error imports nothing.
 _UNREACHABLE_CLIENT_ERRORS = ("ConnectError", "Timeout", "NotConnected", "ServiceUnitNotReady")
@@ -77,7 +72,7 @@ def translate(error: BaseException) -> click.ClickException | None:
 
 
 class RootGroup(click.Group):
-    """The root command: help in sections, lazy imports, and errors turned into exit codes."""
+    """The root command: lazy imports, and errors turned into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in the order of the help."""
@@ -90,21 +85,6 @@ class RootGroup(click.Group):
         module = importlib.import_module(f"delaylevel.cli.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands of each section under its title."""
-        widest = max(map(len, _COMMANDS))
-        for title, names in SECTIONS.items():
-            found = [(name, self.get_command(ctx, name)) for name in names]
-            rows = [
-                (name, command.get_short_help_str(formatter.width - 6 - widest))
-                for name, command in found
-                if command is not None and not command.hidden
-            ]
-            if rows:
-                with formatter.section(title):
-                    # Padding makes the columns of all sections line up.
-                    formatter.write_dl([(name.ljust(widest), text) for name, text in rows])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and turn its errors into messages and exit codes."""

@@ -13,16 +13,13 @@ PAGE = Path(__file__).resolve().parents[1] / "build" / "commands.md"
 
 def commands_page() -> str:
     """Return the page."""
-    from delaylevel.cli.main import SECTIONS, cli
+    from delaylevel.cli.main import cli
 
-    titles = {next(iter(names)): title for title, names in SECTIONS.items()}
     lines = ["# Commands", ""]
     lines += ["This page has the `--help` of every command. Times are ISO-8601, epoch milliseconds"]
     lines += ["or `+2h`; durations are `90s`, `2h30m`, `3d`. Exit codes: 0 done, 1 failed, 2 wrong"]
     lines += ["usage, 3 broker not reached.", ""]
     for path, command, context in _commands(cli, ("delaylevel",), None):
-        if len(path) == 2 and path[1] in titles:
-            lines += [f"## {titles[path[1]]}", ""]
         lines += [
             f"{'#' * min(4, len(path) + 1)} {' '.join(path)}",
             "",
