@@ -32,18 +32,6 @@ OUTCOME_S = 3.0
 # The longest search, in s, and the number of messages that are shown.
 _SEARCH_S = 20.0
 _SHOWN = 50
-_TEXTS = {
-    "accepted": "The cancellation is stored. A dispatcher decides when the message is nearly due",
-    "cancelled": "The message is cancelled",
-    "too late": "Too late: the message was released",
-    "unknown": "No such message has arrived",
-}
-_FIRED = {
-    "accepted": "The message is due now. A dispatcher takes the old copy back before its time",
-    "cancelled": "The message is due now",
-    "too late": "The message was released already, and is due again",
-    "unknown": "The message is due now. The old copy was not found",
-}
 _VIEW = ("id", "key", "target", "due_ms", "place", "size")
 _FIELDS = {
     "pause": ("topic", "target"),
@@ -164,9 +152,10 @@ class ServiceActions:
             (one,) = changes.change_messages(
                 self._open_client, look, chosen, change, OUTCOME_S, notes.append
             )
-        texts = _TEXTS if action == "cancel" else _TEXTS | _FIRED
         outcome = one.view["outcome"]
-        text = texts.get(outcome, f"The outcome is {outcome!r}")
+        text = f"The outcome is {outcome!r}"
+        if one.new is not None:
+            text = f"The message is due now, and the outcome of its old copy is {outcome!r}"
         if not one.done and one.view["reason"]:
             text += f": {one.view['reason']}"
         status = 200 if one.done else 503 if outcome == "unconfirmed" else 409

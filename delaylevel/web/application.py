@@ -173,7 +173,8 @@ class WebApplication:
         line = "action %s %r by %r from %s: %s %r %s"
         log.warning(line, *what, report.status, report.text, outcomes)
         if "text/html" in request.headers.get("accept", ""):
-            page = action_page(self._actions.topics(), report, parameters)
+            topic = parameters.get("topic", "")
+            page = action_page(self._actions.topics(), report, topic)
             return report.status, LiveAnswer(_PAGE, page.encode())
         value = {"done": report.status == 200, "text": report.text, "rows": report.rows}
         return report.status, LiveAnswer(_JSON, json.dumps(value).encode() + b"\n")

@@ -91,8 +91,6 @@ def status_page(
         body.append(f"<section>{''.join(_problems(failed))}</section>")
     for title in dict.fromkeys(each.title for each in sections):
         body.append(_section(title, [each for each in sections if each.title == title]))
-    if not sections:
-        body.append("<section>This process serves metrics only: see /metrics.</section>")
     actions = '<a href="/actions">actions</a> · ' if can_act else ""
     body.append(
         f"<footer>delaylevel {escape(__version__)} · refreshed every {REFRESH_S} s · {actions}"
@@ -103,20 +101,17 @@ def status_page(
 
 
 def action_page(
-    topics: Sequence[ActionTopic],
-    report: ActionReport | None = None,
-    given: Mapping[str, str] | None = None,
+    topics: Sequence[ActionTopic], report: ActionReport | None = None, topic: str = ""
 ) -> str:
-    """Return the page of actions, not refreshed; ``given`` fields that name a message stay."""
+    """Return the page of actions, not refreshed; the messages of a report are of the topic."""
     body = ['<h1>delaylevel <span class="badge">actions</span></h1>']
-    given = given or {}
     if report is not None:
         kind = "" if report.status == 200 else ' class="bad"'
         body.append(f'<section role="status"><p{kind}><b>{escape(report.text)}</b></p>')
-        body += [_message(row, given.get("topic", "")) for row in report.rows]
+        body += [_message(row, topic) for row in report.rows]
         body.append("</section>")
     for each in topics:
-        body += _action_forms(each, given if given.get("topic") == each.topic else {})
+        body += _action_forms(each)
     if not topics:
         body.append("<section>No level topic with the window `tracker` is served here.</section>")
     body.append('<footer><a href="/">status</a> · <a href="/actions">actions</a></footer>')
@@ -132,7 +127,7 @@ def _document(title: str, body: Iterable[str], head: str = "") -> str:
     )
 
 
-def _action_forms(topic: ActionTopic, given: Mapping[str, str]) -> Iterator[str]:
+def _action_forms(topic: ActionTopic) -> Iterator[str]:
     """Yield the forms of one level topic."""
     paused = [
         f"{'all targets' if name == '*' else escape(_short(name))} since {_instant(since)}"
@@ -140,23 +135,20 @@ def _action_forms(topic: ActionTopic, given: Mapping[str, str]) -> Iterator[str]
     ]
     state = f'<p class="bad">Paused: {"; ".join(paused)}</p>' if paused else ""
     yield f"<section><h2>{escape(topic.topic)}</h2><h3>Deliveries</h3>{state}"
-    yield _form_start(topic, "")
+    yield _form_start(topic)
     yield '<label>Release what waits over <input name="spread" placeholder="10m" size="5"></label>'
     yield _buttons(("resume", "Resume"), ("pause", "Pause"))
     yield "</form><h3>One message</h3>"
-    yield _form_start(topic, given.get("target", "") if {"id", "key"} & given.keys() else "")
+    yield _form_start(topic)
     for name, label in (("id", "ID"), ("key", "or key")):
-        value = escape(given.get(name, ""))
-        yield f'<label>{label} <input name="{name}" value="{value}" autocomplete="off"></label>'
+        yield f'<label>{label} <input name="{name}" autocomplete="off"></label>'
     yield _buttons(("find", "Find"), ("cancel", "Cancel"), ("fire", "Fire now"))
     yield "</form></section>"
 
 
-def _form_start(topic: ActionTopic, chosen: str) -> str:
+def _form_start(topic: ActionTopic) -> str:
     options = "".join(
-        f'<option value="{escape(name)}"{" selected" if name == chosen else ""}>'
-        f"{escape(_short(name))}</option>"
-        for name in topic.targets
+        f'<option value="{escape(name)}">{escape(_short(name))}</option>' for name in topic.targets
     )
     return (
         '<form method="post" action="/actions/find">'
@@ -259,10 +251,7 @@ def _partitions(partitions: Sequence[PartitionLine]) -> Iterator[str]:
         bad = ' class="bad"' if state not in ("releasing", "elsewhere") else ""
         pending = f"{line.pending:,}" if line.here else ""
         if line.overdue_ms >= _OVERDUE_MS:
-            late, unit = line.overdue_ms / 1_000, "s"
-            if late >= 60:
-                late, unit = late / 60, "min"
-            state, bad = f"{state}, {late:.3g} {unit} overdue", ' class="bad"'
+            state, bad = f"{state}, {line.overdue_ms // 1_000:,} s overdue", ' class="bad"'
         here = ' <span class="soft">(this process)</span>' if line.here else ""
         yield (
             f'<tr><td class="number">{line.partition}</td><td{bad}>{escape(state)}</td>'

@@ -241,27 +241,22 @@ async def _discard(reader: asyncio.StreamReader) -> None:
 def _listen(address: str, port: int) -> socket.socket:
     """Return a listening socket."""
     where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    listening = None
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(
             address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            f"the HTTP service cannot listen at {where}: there is no address {address!r} on this "
-            "machine. Choose another one with --metrics-address"
-        ) from error
-    listening = socket.socket(family, kind, protocol)
-    try:
+        listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(target)
         listening.listen(_QUEUED_CONNECTIONS)
         listening.setblocking(False)
-    except OSError as error:
-        listening.close()
+    except (OSError, UnicodeError) as error:
+        if listening is not None:
+            listening.close()
         raise ConfigError(
-            f"the HTTP service cannot listen at {where}: {error.strerror or error}. Choose another "
-            "port with --metrics-port (0 takes any free one), or another address with "
-            "--metrics-address"
+            f"the HTTP service cannot listen at {where}: {getattr(error, 'strerror', '') or error}."
+            " Choose another --metrics-port (0 takes any free one) or --metrics-address"
         ) from error
     return listening
 

@@ -339,7 +339,6 @@ def test_of_several_messages_one_is_chosen_on_a_page_that_escapes_everything(
     assert "&lt;script&gt;" in found
     receipt = re.findall(r'name="receipt" value="([^"]+)"', found)[0]
     done = page("cancel", {"receipt": receipt})
-    assert "The cancellation is stored" in done
     assert "<dd>accepted</dd>" in done
     for text in (found, done, ask(port, "/actions").data.decode()):
         assert "<script" not in text
