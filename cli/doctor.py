@@ -35,39 +35,28 @@ def finding_view(finding: Finding) -> dict[str, Any]:
 
 def findings_text(findings: Sequence[Finding], width: int | None, *, everything: bool) -> str:
     """Return findings for a person: failures, warnings, checks that were not made, and the rest."""
-    parts = [
-        _paragraph(finding, width)
-        for state in (State.FAILED, State.WARNING)
+    shown = [
+        finding_text(finding, width)
+        for state in (State.FAILED, State.WARNING, State.SKIPPED, State.OK)
         for finding in findings
-        if finding.state is state
+        if finding.state is state and (everything or state is not State.OK)
     ]
-    others = [
-        _line(finding, width)
-        for finding in findings
-        if finding.state is State.SKIPPED or (everything and finding.state is State.OK)
-    ]
-    parts += ["\n".join(others)] if others else []
     passed = sum(finding.state is State.OK for finding in findings)
     if passed and not everything:
-        checks, them = ("check", "it") if passed == 1 else ("checks", "them")
-        parts.append(f"{passed} {checks} passed; --all shows {them}.")
-    return "\n\n".join(parts)
+        shown.append(f"{passed} passed; --all shows them.")
+    return "\n".join(shown)
 
 
-def _paragraph(finding: Finding, width: int | None) -> str:
+def finding_text(finding: Finding, width: int | None) -> str:
+    """Return a finding, with each of its problems and remedies on lines of its own."""
+    mark = f"{_MARKS[finding.state]:6}"
+    head = _short(f"{finding.check} ({finding.subject})")
     found = (*finding.problems, *finding.warnings)
-    return "\n".join(
-        (
-            f"{_MARKS[finding.state]}  {finding.check} ({_short(finding.subject)})",
-            *(wrapped(_short(problem.says), width, "  ", "    ") for problem in found),
-            *(wrapped(_short(remedy), width, "  -> ", "     ") for remedy in finding.remedies),
-        )
-    )
-
-
-def _line(finding: Finding, width: int | None) -> str:
-    text = f"{finding.check} ({finding.subject}): {finding.says}"
-    return wrapped(_short(text), width, _MARKS[finding.state].ljust(6), "      ")
+    if not found:
+        return wrapped(f"{head}: {_short(finding.says)}", width, mark, "      ")
+    problems = (wrapped(_short(problem.says), width, "  ", "    ") for problem in found)
+    remedies = (wrapped(_short(each), width, "  -> ", "     ") for each in finding.remedies)
+    return "\n".join((f"{mark}{head}", *problems, *remedies))
 
 
 def _short(text: str) -> str:

@@ -13,7 +13,7 @@ from delaylevel.cli.views.output import emit, emit_one, note
 from delaylevel.cli.views.tables import Column, bucket_label, count, rate, render, short
 from delaylevel.cli.views.terminal import width_of
 from delaylevel.inspection.horizon import DueWithin, Horizon
-from delaylevel.model.formatting import format_duration, format_instant
+from delaylevel.model.formatting import format_instant
 from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
 
@@ -75,12 +75,8 @@ def _summary(found: Horizon) -> str:
     text = f"{name}: {count(found.messages, found.exact)} pending"
     if found.last_due_ms is None:
         return text
-    left = found.last_due_ms - found.now_ms
-    about = "" if found.exact else "about "
-    length = format_duration(abs(left))
-    when = f"in {about}{length}" if left > 0 else f"{about}{length} ago"
     until = 19 if found.exact else 16  # an estimate is not exact to the second
-    return f"{text}\nThe last is due {when}: {format_instant(found.last_due_ms)[:until]}Z"
+    return f"{text}\nThe last is due at {format_instant(found.last_due_ms)[:until]}Z"
 
 
 @examples("delaylevel horizon orders", "delaylevel horizon orders --exact")

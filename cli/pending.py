@@ -326,14 +326,10 @@ def _change(
     with _query(settings, topic, **conditions) as (look, selection):
         check_cancellable(look.description, has_admin=True)
         chosen, held = _selected(look, selection, receipt)
-        if count is None and len(chosen) > 1:
-            raise InvalidInputError(
-                f"{len(chosen)} messages are selected: confirm with --count {len(chosen)}; nothing "
-                "was changed"
-            )
-        if count is not None and count != len(chosen):
+        if len(chosen) != count and (count is not None or len(chosen) > 1):
             raise StillPendingError(
-                f"{len(chosen)} messages are selected, not {count}: nothing was changed",
+                f"{len(chosen)} messages are selected: confirm with --count {len(chosen)}; nothing "
+                "was changed",
                 len(chosen),
             )
         results = []

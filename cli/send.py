@@ -112,10 +112,6 @@ def send(
             )
         messages: Iterable[Outgoing | _Row] = _lines(jsonl)
     else:
-        if arguments["deliver_after"] is not None and arguments["deliver_at"] is not None:
-            raise click.UsageError("give --after or --at, not both")
-        if arguments["expires_after"] is not None and arguments["expires_at"] is not None:
-            raise click.UsageError("give --expires-after or --expires-at, not both")
         content = body.encode() if body is not None else sys.stdin.buffer.read()
         arguments["properties"] = arguments["properties"] or None
         messages = [Outgoing(content, arguments)]

@@ -95,7 +95,7 @@ def test_several_messages_need_their_number(producer: Any, run: Run) -> None:
             partition_key="even" if number % 2 == 0 else None,
         )
     refused = run("cancel", "--key", "even")
-    assert (refused.exit_code, "confirm with --count 3" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "confirm with --count 3" in refused.stderr) == (1, True)
     assert run("cancel", "--key", "even", "--count", "2").exit_code == 1
     assert run("cancel", "--id", "5", "--count", "2").exit_code == 1
     assert len(run.pending()) == 6
@@ -106,7 +106,7 @@ def test_several_messages_need_their_number(producer: Any, run: Run) -> None:
     # Those that are cancelled are not selected again.
     again = run("cancel", "--key", "even", "--count", "3")
     assert again.exit_code == 1
-    assert "0 messages are selected, not 3" in again.stderr
+    assert "0 messages are selected" in again.stderr
 
 
 def test_held_messages_cannot_be_cancelled_and_the_exit_code_says_so(
