@@ -37,7 +37,7 @@ from delaylevel.dispatcher.journal.records import entry_of
 from delaylevel.dispatcher.record import Batch, attributes
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.errors import InvalidInputError
-from delaylevel.model.level_topic import named_in
+from delaylevel.model.level_topic import LevelTopicDescription, named_in
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.positions import ENTRY_MASK
 from delaylevel.structures.rows import Int64s
@@ -93,22 +93,27 @@ def _in_due_order(messages: Batch, attribute: str) -> Columns:
     return Columns(rows[:, order], attributes(attribute, messages.records)[order])
 
 
-def _group(groups: _Groups, name: str | None) -> ServedGroup:
-    """Return the level topic with a name; without a name, the only one."""
-    names = ", ".join(group.description.topic for group in groups) or "nothing"
-    if name is None:
-        if len(groups) == 1:
-            return groups[0]
+def named(descriptions: Sequence[LevelTopicDescription], name: str) -> LevelTopicDescription:
+    """Return the level topic that a request names; without a name, the only one."""
+    names = ", ".join(each.topic for each in descriptions) or "nothing"
+    if not name:
+        if len(descriptions) == 1:
+            return descriptions[0]
         raise QueryRefusedError(f"name one level topic with topic=: {names}")
     try:
-        full = TopicName.parse(name).full
+        found = named_in(descriptions, TopicName.parse(name).full)
     except InvalidInputError as error:
         raise QueryRefusedError(str(error)) from None
-    found = named_in([group.description for group in groups], full)
-    for group in groups:
-        if group.description is found:
-            return group
-    raise QueryRefusedError(f"{full[:200]} is not served here, only {names}", 404)
+    if found is None:
+        raise QueryRefusedError(f"{name[:200]} is not served here, only {names}", 404)
+    return found
+
+
+def check_known(parameters: Mapping[str, str], known: Sequence[str]) -> None:
+    """Refuse a request with other parameters than the known ones."""
+    for name in sorted(set(parameters) - set(known)):
+        text = f"there is no parameter {name[:40]!r}; there are {', '.join(known)}"
+        raise QueryRefusedError(text)
 
 
 @contextmanager
@@ -119,10 +124,9 @@ def _asked(
 
     The views, which all have the same attribute, are made by the owners, and closed at the end.
     """
-    for name in sorted(set(parameters) - {*_RANGE, *more}):
-        known = ", ".join((*_RANGE, *more))
-        raise QueryRefusedError(f"there is no parameter {name[:40]!r}; there are {known}")
-    group = _group(groups, parameters.get("topic"))
+    check_known(parameters, (*_RANGE, *more))
+    found = named([group.description for group in groups], parameters.get("topic", ""))
+    group = next(group for group in groups if group.description is found)
     description = group.description
     wanted = Range(
         max(_FIRST_MS, _integer(parameters, "from", _FIRST_MS)),

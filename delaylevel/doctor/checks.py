@@ -53,12 +53,7 @@ from delaylevel.topics.targets import early_subscriptions, unsubscribed
 
 @dataclass
 class ClusterContext:
-    """Facts about a cluster.
-
-    Attributes:
-        clock: that of this machine.
-        delivery: the guarantee of the dispatchers, which the cluster does not know.
-    """
+    """Facts about a cluster, and what it does not know: the dispatchers' guarantee, our clock."""
 
     connection: Connection
     admin: Admin
@@ -241,21 +236,14 @@ def _release_of(version: str) -> _Release | None:
 
 
 class _Fault(NamedTuple):
-    """A known fault of brokers that delay messages.
-
-    Attributes:
-        setting, value: the setting in broker.conf with which it occurs, and the end of its value.
-        releases: the first and the last release of each line that has it.
-        certain: False if it occurs now and then, and nothing is lost.
-        of_functions: True if it only matters to Functions.
-    """
+    """A known fault of brokers that delay messages, with a setting in broker.conf."""
 
     setting: str
-    value: str
-    releases: tuple[tuple[_Release, _Release], ...]
+    value: str  # its end
+    releases: tuple[tuple[_Release, _Release], ...]  # the first and last one of each line
     effect: str
     remedy: str
-    certain: bool = True
+    certain: bool = True  # False if it occurs now and then, and nothing is lost
     of_functions: bool = False
 
 

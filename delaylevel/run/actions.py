@@ -12,12 +12,12 @@ from delaylevel import changes
 from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.failures import may_pass, translate_errors
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.dispatcher.live import check_known, named
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.inspection import Inspector, Selection
 from delaylevel.model.clock import Clock, SystemClock, duration_ms
 from delaylevel.model.formatting import parse_duration
-from delaylevel.model.level_topic import ALL, LevelTopicDescription, named_in
-from delaylevel.model.topic_name import TopicName
+from delaylevel.model.level_topic import ALL, LevelTopicDescription
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.producer.receipts import check_cancellable, first_copies
 from delaylevel.topics import lifecycle
@@ -93,11 +93,8 @@ class ServiceActions:
             return ActionReport(503 if may_pass(error) else 409, str(error))
 
     def _act(self, action: str, parameters: Mapping[str, str]) -> ActionReport:
-        unknown = sorted(set(parameters) - set(_FIELDS[action]))
-        if unknown:
-            known = ", ".join(_FIELDS[action])
-            raise InvalidInputError(f"there is no parameter {unknown[0][:40]!r}; there are {known}")
-        topic = self._topic(parameters.get("topic", "").strip())
+        check_known(parameters, _FIELDS[action])
+        topic = named(self._descriptions(), parameters.get("topic", "").strip()).topic
         target = parameters.get("target", "").strip() or None
         if action not in ("pause", "resume"):
             return self._on_message(action, topic, target, parameters)
@@ -115,19 +112,6 @@ class ServiceActions:
         ]
         state = "Paused: what is due waits" if rows else "Nothing is paused: what waits is released"
         return ActionReport(200, f"{state}. Dispatchers see it within five seconds.", rows)
-
-    def _topic(self, name: str) -> str:
-        """Return the full name of a level topic that this process serves."""
-        served = self._descriptions()
-        names = ", ".join(each.topic for each in served) or "none"
-        if not name:
-            if len(served) == 1:
-                return served[0].topic
-            raise InvalidInputError(f"name one level topic with topic=; here are {names}")
-        found = named_in(served, TopicName.parse(name).full)
-        if found is None:
-            raise QueryRefusedError(f"{name[:200]} is not served here, only {names}", 404)
-        return found.topic
 
     def _on_message(
         self, action: str, topic: str, target: str | None, parameters: Mapping[str, str]

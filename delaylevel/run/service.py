@@ -223,12 +223,8 @@ def further_process(
     name: str,
     names: Sequence[str],
 ) -> tuple[LocalService, Sequence[Reporter]]:
-    """Open the dispatcher of a further process; with the last two arguments an :data:`.Opener`.
-
-    Args:
-        configure: function that prepares the log of a new interpreter.
-    """
-    configure()
+    """Open the dispatcher of a further process; with the last two arguments an :data:`.Opener`."""
+    configure()  # the log of a new interpreter
     # The first process tells what is not served, and what is paused.
     for quiet in (roster.__name__, PAUSES):
         logging.getLogger(quiet).setLevel(logging.CRITICAL)

@@ -49,12 +49,8 @@ _HEADERS = (
 class WebApplication:
     """The endpoints of a process.
 
-    Args:
-        metrics: called with the ``Accept`` header.
-        token: token of live queries and of the status page. Without one, only clients on this
-            machine may ask, and only if no other machine can reach the address.
-        action_token: token of actions, and for everything else, too. Without one, nobody may act,
-            on this machine either.
+    Without a token of live queries, only clients on this machine may ask, and only if no other
+    machine can reach the address. Without one of actions, nobody may act, on this machine either.
     """
 
     def __init__(

@@ -66,19 +66,14 @@ class DuePeriod(NamedTuple):
 
 
 class PartitionLine(NamedTuple):
-    """One partition of the status page.
-
-    Attributes:
-        state: its state in this process; empty if another process owns it.
-        overdue_ms: time since the earliest due time of the pending ones, ms.
-    """
+    """One partition of the status page; without a state if another process owns it."""
 
     partition: int
     owner: str
     here: bool
     state: str = ""
     pending: int = 0
-    overdue_ms: int = 0
+    overdue_ms: int = 0  # since the earliest due time of the pending ones
 
 
 class ProblemLine(NamedTuple):
@@ -141,12 +136,9 @@ class ActionTopic(NamedTuple):
 
 
 class ActionReport(NamedTuple):
-    """The outcome of an action.
+    """The outcome of an action, with the status of the answer, and the messages.
 
-    Attributes:
-        status: 200 if it is done; 400 for a wrong request, 404 if nothing matches, 409 if the state
-            does not allow it, 503 if it may succeed later.
-        rows: the messages; one with a ``receipt`` can be named by it.
+    It is 404 if nothing matches, 409 if the state does not allow it, 503 if it may succeed later.
     """
 
     status: int
