@@ -113,10 +113,15 @@ def serve(
         stack.callback(service.close)
         if metrics_port is not None:
             from delaylevel import prometheus
+            from delaylevel.inspection import Inspector
+            from delaylevel.producer.client import DelayLevelClient
             from delaylevel.run.actions import ServiceActions
 
-            actions = ServiceActions.connect(
-                connection, admin, lambda: service.descriptions, logger
+            actions = ServiceActions(
+                admin,
+                lambda: service.descriptions,
+                partial(Inspector.connect, connection, client_options={"logger": logger}),
+                partial(DelayLevelClient.from_connection, connection, logger=logger),
             )
             served = prometheus.serve(reporters_of(service), metrics_port, metrics_address, actions)
             note(http_note(metrics_address, stack.enter_context(served)))

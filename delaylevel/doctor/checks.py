@@ -364,8 +364,6 @@ def delayed_delivery(context: LevelTopicContext) -> Found:
     note = f"late by up to {most}, never early"
     if configuration.get(_STRICT) != "true":
         note = f"early by up to {most} ({_STRICT}=false)"
-    if configuration.get(_IN_SUBSCRIPTION_THREAD) == "true":
-        note += f"; a few messages may come twice ({_IN_SUBSCRIPTION_THREAD}=true)"
     yield note
 
 
@@ -455,8 +453,7 @@ def targets(context: LevelTopicContext) -> Found:
         stats = None if found is None else found.values()
         problem = unsubscribed(context.admin, target, stats)
         if problem is not None:
-            more = f"; or, if nobody needs it, {delete}" if found is None else ""
-            yield Problem(problem.says, problem.remedy + more)
+            yield Problem(problem.says, f"{problem.remedy}; or, if nobody needs it, {delete}")
 
 
 def target_schemas(context: LevelTopicContext) -> Found:
@@ -743,15 +740,12 @@ def holes(context: LevelTopicContext) -> Found:
 
     counts = sorted(chain.from_iterable(in_parallel(count, watched.items())), reverse=True)
     yield f"at most {counts[0][0] if counts else 0:,} of {limit:,}{assumed}"
-    remedy = "look for a consumer that keeps messages for long without acknowledging them"
-    if context.description.final_window is FinalWindow.BROKER:
-        remedy += "; a finer last level leaves fewer messages to the broker"
     for number, subscription in counts:
         if number > min(_HOLES * limit, _SLOW_RANGES):
-            slow = "; with 100,000, brokers dispatch hardly anything" * (number > _SLOW_RANGES)
             yield Problem(
                 f"subscription {subscription} has {number:,} holes in its acknowledgements; the "
-                f"broker keeps {limit:,}{assumed} over a restart, and delivers the rest again"
-                + slow,
-                remedy,
+                f"broker keeps {limit:,}{assumed} over a restart, and delivers the rest again; "
+                "with 100,000, brokers dispatch hardly anything",
+                "look for a consumer that keeps messages for long without acknowledging them; with "
+                "the final window broker, a finer last level leaves fewer messages to the broker",
             )

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delaylevel import changes
-from delaylevel.cluster.connection.settings import Connection
 from delaylevel.cluster.failures import may_pass, translate_errors
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.dispatcher.live import check_known, named
@@ -57,22 +55,6 @@ class ServiceActions:
         self._open_inspector = open_inspector
         self._open_client = open_client
         self._clock = clock or SystemClock()
-
-    @classmethod
-    def connect(
-        cls,
-        connection: Connection,
-        admin: TopicAdmin,
-        descriptions: Callable[[], Sequence[LevelTopicDescription]],
-        logger: Any,
-    ) -> ServiceActions:
-        """Return actions with connections of their own, which are open while they act."""
-        return cls(
-            admin,
-            descriptions,
-            partial(Inspector.connect, connection, client_options={"logger": logger}),
-            partial(DelayLevelClient.from_connection, connection, logger=logger),
-        )
 
     def topics(self) -> Sequence[ActionTopic]:
         served = [each for each in self._descriptions() if each.cancellable]
