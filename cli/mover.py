@@ -32,7 +32,7 @@ _STATUS = (
     Column("problems"),
 )
 _INSTANCES = (
-    Column("instance", "number"),
+    Column("number", "number", head="INSTANCE"),
     Column("running"),
     Column("restarts", "number"),
     Column("error"),
@@ -121,16 +121,7 @@ def status(settings: Settings, topic: str, output: str) -> None:
 
     with settings.level_topic(topic) as (admin, described):
         at = health.status(settings.connection, admin, described, SystemClock().now_ms())
-    rows = [
-        {
-            "instance": item.number,
-            "running": item.running,
-            "restarts": item.restarts,
-            "error": item.error or None,
-            "worker": item.worker or None,
-        }
-        for item in at.instances
-    ]
+    rows = [vars(item) for item in at.instances]
     view = {
         "function": deployment.function_name(described),
         "level_topic": described.topic,
