@@ -255,11 +255,6 @@ def set_(
     Function when it is restarted. Dispatchers apply --attribute when they are started again.
     --keep-target is for TOPIC itself, or for all business topics if TOPIC is a level topic.
     """
-    if not keep_target and all(each is None for each in settings.values()):
-        raise InvalidInputError(
-            "nothing to change: give --on-missing-target, --expire-after, --expired, --attribute "
-            "or --keep-target"
-        )
     with program.admin() as admin:
         after = lifecycle.change_settings(admin, topic, **settings)
         if keep_target:

@@ -44,9 +44,6 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is no size: write 1024, 1KiB or 2MB") from None
 
 
-_CREATE = "delaylevel levels create TOPIC "
-
-
 def _creation_command(levels: Levels, window: FinalWindow) -> str:
     topic = default_level_topic("TOPIC")
     described = LevelTopicDescription(topic, levels, ("TOPIC",), final_window=window)
@@ -86,7 +83,7 @@ def plan(output: str, **fields: Any) -> None:
     rows = [
         {
             "units": " ".join(exact_duration(level.unit_ms) for level in item.levels),
-            "create": _creation_command(item.levels, load.final_window).removeprefix(_CREATE),
+            "create": _creation_command(item.levels, load.final_window),
             "partitions": item.levels.partitions,
             "window": item.window,
             "window_bytes": item.window_bytes,
