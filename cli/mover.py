@@ -237,7 +237,7 @@ def run(
     with starting(
         f"Spark job as mover for {', '.join(topics)}",
         lambda: "" if job.ready.is_set() else "Spark starts Java, Python workers and the query",
-        serving,
+        list if settings.once else serving,
     ):
         job.run(show)
     if moved or left_out:

@@ -39,7 +39,6 @@ _AS_IT_SAYS = "do what it says (docs/lifecycle.md; for versions, docs/operations
 TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], checks.Found]], ...] = (
     ("partitions", checks.partitions),
     ("subscriptions", checks.subscriptions),
-    ("foreign subscriptions", checks.foreign_subscriptions),
     *((name, partial(checks.rule, name)) for name in RULES),
     ("openings", checks.openings),
     ("targets", checks.targets),

@@ -428,17 +428,13 @@ def partitions(context: LevelTopicContext) -> Found:
 
 
 def subscriptions(context: LevelTopicContext) -> Found:
-    """Check that every partition has the durable subscription that keeps its data."""
+    """Check that every partition has the durable subscription that keeps its data, and no other."""
+    yield from context.status.foreign
     missing = {member.topic for member, found in context.metadata.items() if found is None}
     for line in context.status.problems:
         # The check of partitions tells of a topic that is missing as a whole.
         if not any(line.startswith(f"{name}-partition-") for name in missing):
             yield Problem(line, f"`{context.description.creation_command()}`")
-
-
-def foreign_subscriptions(context: LevelTopicContext) -> Found:
-    """Check that no subscription of a member topic belongs to somebody else."""
-    yield from context.status.foreign
 
 
 def rule(name: str, context: LevelTopicContext) -> Found:

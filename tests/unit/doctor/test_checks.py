@@ -234,7 +234,7 @@ def waiting(topic: TopicName) -> Callable[[Cluster], None]:
         (subscription_gone, "subscriptions", "has no subscription"),
         (
             lambda it: it.client.subscribe(TRACKER.journal_topic.full, "spy"),
-            "foreign subscriptions",
+            "subscriptions",
             "spy",
         ),
         (policies_gone, "topic policies", "message_ttl_s"),
