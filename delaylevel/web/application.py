@@ -202,11 +202,9 @@ class WebApplication:
         tokens = [token for token in (self._token, self._action_token) if token]
         if any(hmac.compare_digest(given, token) for token in tokens):
             return
-        if self._token:
-            raise _unauthorized("live queries")
+        if self._token or (self._action_token and not self._local):
+            raise _unauthorized("live queries or of actions")
         if not self._local:
-            if self._action_token:
-                raise _unauthorized("live queries or of actions")
             raise QueryRefusedError(
                 f"live queries on {self._address} need a token: set {TOKEN_VARIABLE} in the "
                 "environment of this process, or let it listen on 127.0.0.1",
