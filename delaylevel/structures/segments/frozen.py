@@ -36,13 +36,9 @@ class Range(NamedTuple):
         return self.from_ms <= run.min_due and run.max_due < self.before_ms
 
     def cut(self, part: Columns) -> Columns:
-        """Return the rows in the range, of rows in due order."""
+        """Return the rows that are due in the range, of rows in due order."""
         first, last = self.bounds(part.rows[DUE])
-        rows, attribute = part.rows[:, first:last], part.attribute[first:last]
-        if self.least == -np.inf and self.most == np.inf:
-            return Columns(rows, attribute)
-        index = np.flatnonzero((attribute >= self.least) & (attribute <= self.most))
-        return Columns(np.take(rows, index, axis=1), attribute.take(index))
+        return Columns(part.rows[:, first:last], part.attribute[first:last])
 
     def bounds(self, due: Int64s) -> tuple[int, int]:
         """Return the indices [first, last) of the rows due in the range, of sorted due times."""
@@ -160,7 +156,11 @@ class FrozenRows:
 
         parts = [wanted.cut(part) for part in self._parts()] + self._read(wanted, read)
         rows = np.concatenate([empty_rows(), *(part.rows for part in parts)], axis=1)
-        return Columns(rows, np.concatenate([np.empty(0), *(part.attribute for part in parts)]))
+        attribute = np.concatenate([np.empty(0), *(part.attribute for part in parts)])
+        if wanted.least == -np.inf and wanted.most == np.inf:
+            return Columns(rows, attribute)
+        index = np.flatnonzero((attribute >= wanted.least) & (attribute <= wanted.most))
+        return Columns(np.take(rows, index, axis=1), attribute.take(index))
 
     def _read(self, wanted: Range, read: Callable[[SegmentFile, Run, int], T]) -> list[T]:
         """Return what a function of file, run and lost rows returns for each run in the range."""
