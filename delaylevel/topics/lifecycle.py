@@ -350,8 +350,6 @@ def delete(
             f"level topic {description.topic} is in use: close producers, and stop mover and "
             f"dispatcher first. Connected: {listed(connected)}. Nothing was deleted"
         )
-    if discard is not None and discard < 0:
-        raise InvalidInputError(f"discard is {discard}: it is a number of entries")
     metadata = members.metadata_of(admin, description.name)
     state = metadata.properties.get(DESCRIPTION_PROPERTY) if metadata is not None else None
     if begun := state == BEING_DELETED:

@@ -39,10 +39,8 @@ from delaylevel.model.topic_name import TopicName
 
 def check_partition_limit(description: LevelTopicDescription, limit: int | None) -> None:
     """Raise InvalidStrategyError beyond the broker's limit of partitions; 0 or None is no limit."""
-    if not limit:
-        return
     for member in description.members():
-        if member.partitions > limit:
+        if limit and member.partitions > limit:
             raise InvalidStrategyError(
                 f"{member.topic} would need {member.partitions:,} partitions, more than the "
                 f"broker's limit of {limit:,} (maxNumPartitionsPerPartitionedTopic): "

@@ -47,10 +47,9 @@ class Outcomes:
             last = self._admin.last_message_id(self._partition)
         except NotFoundError as error:
             raise LevelTopicError(
-                "no outcome can be read, because the outcomes topic "
-                f"{self._partition.without_partition} does not exist: {self._remedy}. "
-                "Cancellations are decided all the same, and the dispatcher stores the outcomes "
-                "that it still has when the topic is there"
+                f"no outcome can be read, because {self._partition.without_partition} does not "
+                f"exist: {self._remedy}. Cancellations are decided all the same, and the "
+                "dispatcher stores the outcomes that it still has when the topic is there"
             ) from error
         return EARLIEST if last is None else last.next_entry
 
