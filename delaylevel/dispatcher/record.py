@@ -36,6 +36,7 @@ from delaylevel.model.envelope import (
     TARGET,
     Envelope,
     SchemaRef,
+    application_properties,
     compression_of,
 )
 from delaylevel.model.level_topic import DELAY_ATTRIBUTE, SIZE_ATTRIBUTE, LevelTopicDescription
@@ -435,7 +436,7 @@ class Recorder:
             message.key,
             message.ordering_key,
             message.event_ms,
-            hop.delivered_properties(message, envelope),
+            envelope.delivered_properties(application_properties(message.properties)),
             message.value,
             envelope.compression or "",
             envelope.expires_ms,

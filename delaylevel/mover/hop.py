@@ -54,11 +54,6 @@ def open_envelope(
     return envelope
 
 
-def delivered_properties(message: ParkedMessage, envelope: Envelope) -> dict[str, str]:
-    """Return the properties of the business message."""
-    return envelope.delivered_properties(env.application_properties(message.properties))
-
-
 def dead_letter_properties(message: ParkedMessage, topic: str, reason: str) -> dict[str, str]:
     """Return the properties of a message that cannot be read: its own, the reason and its place."""
     return {
@@ -130,7 +125,8 @@ class NextHop:
         place = self._targets.get(target) or self._targets.setdefault(
             target, Place("due" if due else "window", None, envelope.target, is_ours=False)
         )
-        return place, delivered_properties(message, envelope), None if due else due_ms
+        application = env.application_properties(message.properties)
+        return place, envelope.delivered_properties(application), None if due else due_ms
 
     def _member(self, level: int, partition: int) -> Place:
         described = self.description

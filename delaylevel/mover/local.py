@@ -151,7 +151,7 @@ class LocalMover:
             if isinstance(item, BrokerError):
                 failure = failure or item
             elif item.end > self._next[item.source.topic]:
-                self._ready.add(item)
+                self._ready[item.source.topic] = item
             else:
                 self.next_checks[item.source.topic] = item.next_check_ms
         return failure
@@ -197,7 +197,7 @@ class LocalMover:
                 ready_ms, now_ms = source.ready_ms(last.publish_ms), self._clock.now_ms()
                 item = replace(item, due_ms=first_due_ms(source, ready_ms, now_ms))
                 if not self._ready.is_first(item) or is_over():
-                    self._ready.add(item)
+                    self._ready[item.source.topic] = item
                     return
 
     def _confirm(self, total: ForwardReport) -> None:

@@ -288,10 +288,6 @@ class ReadyQueue(dict[str, ReadyRange]):
         # the last one that failed at the end.
         self.postponed: dict[str, float] = {}
 
-    def add(self, item: ReadyRange) -> None:
-        """Add a range of a partition that has none here."""
-        self[item.source.topic] = item
-
     def is_first(self, item: ReadyRange) -> bool:
         """Return True if a range, which is not here, is at least as urgent as all others."""
         urgency = self._urgency(item)

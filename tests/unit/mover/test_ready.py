@@ -509,7 +509,8 @@ def waiting(number: int, due_ms: int, lead_ms: int = 1000) -> ReadyRange:
 def order(queue: ReadyQueue, *due_ms: int) -> list[int]:
     """Return the order of the partitions 0, 1, … whose messages are due at these times."""
     for number, each in enumerate(due_ms):
-        queue.add(waiting(number, each))
+        item = waiting(number, each)
+        queue[item.source.topic] = item
     return [queue.take().source.partition for _ in due_ms]
 
 
@@ -517,7 +518,8 @@ def test_a_partition_that_failed_is_served_after_the_others_but_not_for_ever() -
     """It may be innocent, and the others may have a backlog without an end."""
     queue = ReadyQueue()
     assert order(queue, 5, 3, 9, 3) == [1, 3, 0, 2]
-    queue.add(waiting(0, 0))
+    item = waiting(0, 0)
+    queue[item.source.topic] = item
     queue.fail(waiting(0, 0).source.topic, 10.0)
     assert not queue, "its ranges were found before"
     for now_s, expected in ((60.0, [1, 0]), (71.0, [0, 1])):
