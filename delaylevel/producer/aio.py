@@ -44,6 +44,7 @@ from .client import wrap as wrap_for_threads
 from .client_calls import (
     Awaited,
     as_client_error,
+    at_exit,
     client_errors,
     in_client,
     result_of,
@@ -91,17 +92,17 @@ class Mailbox:
 class Sent(Awaited):
     """Callback of one message for which a coroutine waits."""
 
-    __slots__ = ("_lane", "_message_id", "_result", "future")
+    __slots__ = ("_lane", "_message_id", "future", "result")
 
     def __init__(self, lane: Lane) -> None:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._lane = lane
-        self._result: Any = None
+        self.result: Any = None  # until the client has called back
         self._message_id: Any = None
 
     def __call__(self, result: Any, message_id: Any) -> None:
         """Take the outcome; called in a thread of the client, or in the one that opens."""
-        self._result, self._message_id = result, message_id
+        self.result, self._message_id = result, message_id
         self._lane.mailbox.put(self)
 
     def end(self) -> None:
@@ -109,10 +110,10 @@ class Sent(Awaited):
         self._lane.end(self)
         if self.future.done():
             return  # cancelled
-        if self._result == pulsar.Result.Ok:
+        if self.result == pulsar.Result.Ok:
             self.future.set_result(pulsar.MessageId.wrap(self._message_id))
         else:
-            self.future.set_exception(_failure(self._result))
+            self.future.set_exception(_failure(self.result))
             self.future.exception()  # its sender may be cancelled in the same step
 
 
@@ -130,6 +131,11 @@ class Lane:
         self._flushing: asyncio.Future[None] | None = None
         self._unflushed = False
         self._flushes = 0  # of the application, under way
+        at_exit.works.add(self)
+
+    def is_outstanding(self) -> bool:
+        """Return True while the client may call back for a message; not in the event loop."""
+        return any(sent.result is None for sent in tuple(self._sent))
 
     @property
     def hurries(self) -> bool:

@@ -132,6 +132,11 @@ class PartitionProducer:
         self._worker: int | None = None  # the thread that opens and drains
         self._producer: Any = None
         at_exit.works.add(self)
+        at_exit.close(self)  # the application may have dropped its owner
+
+    def closes(self) -> list[Callable[[Done], None]]:
+        """Return the function that starts to close it, for the exit."""
+        return [self.close_async]
 
     def send(self, body: bytes | None, arguments: Mapping[str, Any]) -> Any:
         """Send a message, wait until it is stored, and return its ID."""

@@ -24,6 +24,7 @@ from delaylevel.errors import (
     LevelTopicError,
     UnconfirmedMessagesError,
 )
+from delaylevel.producer import client_calls
 from delaylevel.producer.aio import AsyncDelayLevelClient
 from delaylevel.producer.client_calls import result_of
 from support.openings import (  # noqa: F401  # noqa: F401
@@ -375,6 +376,32 @@ def test_a_producer_belongs_to_its_event_loop(door_of: Open, openings: Openings)
             asyncio.run(call(b"2"))
     door.end()
     openings.end()  # the outcome comes for a loop that is closed
+
+
+@in_a_loop
+def test_the_exit_ends_the_messages_of_an_event_loop_and_producer_that_have_gone(
+    door_of: Open, openings: Openings
+) -> None:
+    """The client calls back when it is destroyed, and the process aborts if Python has ended."""
+
+    class Hanging(OpenedProducer):
+        def flush(self) -> None:
+            pass
+
+    door, level = door_of(), Hanging()
+    door.send(b"1")
+    eventually(lambda: openings.calls, "the opening")
+    openings.calls[0](level, None)
+    (partition,) = door.producer._parked.values()
+    eventually(lambda: not partition.is_outstanding(), "the end of the thread that opens it")
+    door.end()
+    lanes = set(door.producer._lanes.values())
+    (lane,) = lanes & set(client_calls.at_exit.works)
+    assert lane.is_outstanding()
+    assert partition in client_calls.at_exit._producers, "its owner may be dropped"
+    for close in partition.closes():
+        close(client_calls.ignore)
+    assert not lane.is_outstanding()
 
 
 @pytest.mark.parametrize("steps", range(4))
