@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delaylevel.cluster import logs
-from delaylevel.cluster.connection.settings import TABLE, Connection, read_config
+from delaylevel.cluster.connection.settings import (
+    ENVIRONMENT_PREFIX,
+    TABLE,
+    Connection,
+    read_config,
+)
 from delaylevel.errors import ConfigError, InvalidInputError
 from delaylevel.producer.client import DelayLevelClient
 
@@ -36,6 +41,13 @@ class ApplicationConfig:
         **connection: Any,
     ) -> ApplicationConfig:
         """Read the settings of listeners, and with :meth:`.Connection.load` the connection."""
+        prefix = f"{ENVIRONMENT_PREFIX}{TABLE.upper()}_"
+        for variable in sorted(environ):
+            if variable.startswith(prefix) and environ[variable]:
+                raise ConfigError(
+                    f"the environment variable {variable} is not a setting: write it into "
+                    f"[{TABLE}] of the configuration file"
+                )
         loaded = Connection.load(config_file=config_file, environ=environ, **connection)
         path, contents = read_config(config_file, environ)
         listed = contents.get(TABLE, {})

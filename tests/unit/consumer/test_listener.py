@@ -246,6 +246,11 @@ def test_a_wrong_file_is_refused_in_our_own_words(write: Write, text: str, expec
         ApplicationConfig.load(write(text), environ={})
 
 
+def test_a_variable_for_listeners_is_refused() -> None:
+    with pytest.raises(ConfigError, match="LISTENERS_CONCURRENCY is not a setting: write it into"):
+        ApplicationConfig.load(environ={"DELAYLEVEL_LISTENERS_CONCURRENCY": "2"})
+
+
 def test_every_setting_of_a_listener_is_an_option_of_a_listener(write: Write) -> None:
     values = {
         "subscription": "s",
