@@ -38,6 +38,7 @@ from delaylevel.model.level_topic import Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics.registry import describe
+from delaylevel.topics.scan import ALWAYS
 
 from .arrow_rows import BYTES_PER_BATCH, ROWS_PER_BATCH, SCHEMA, to_batches, values_of
 from .driver import Driver, Offset
@@ -170,7 +171,7 @@ class PendingRange(InputRange):
 
     def messages(self, options: SyncOptions) -> Iterator[ParkedMessage]:
         """Yield the selected messages, or cancellations."""
-        due = options.due
+        due, always = options.due, options.due == ALWAYS
         for chunk in in_chunks(self.read(options), ROWS_PER_BATCH, BYTES_PER_BATCH):
             if options.cancellations:
                 stored = compress(chunk, self.rule.stored(chunk))
@@ -178,7 +179,7 @@ class PendingRange(InputRange):
                 continue
             for one in compress(chunk, self.rule.pending(chunk)):
                 due_ms = one.due_ms
-                if not due.bounded or (due_ms is not None and due_ms in due):
+                if always or (due_ms is not None and due_ms in due):
                     yield one
 
 

@@ -11,7 +11,7 @@ from delaylevel.errors import InvalidInputError
 from delaylevel.model import envelope as env
 from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import SourcePartition
-from delaylevel.topics.scan import PendingRange
+from delaylevel.topics.scan import ALWAYS, PendingRange
 
 from .columns import in_chunks, schema_of, to_record_batch
 from .horizon import place_of
@@ -91,7 +91,7 @@ def _predicate(
 ) -> Callable[[ParkedMessage], bool]:
     """Return a function that returns True for the selected messages of a partition."""
     due, key, id_ = selection.due, selection.key, selection.id
-    bounded = due.bounded
+    bounded = due != ALWAYS
     wanted = list(selection.properties.items())
     own = own_topic(source)
 

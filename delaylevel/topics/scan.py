@@ -41,11 +41,6 @@ class Window:
     from_ms: int | None = None  # the first time in it
     before_ms: int | None = None  # the first time after it
 
-    @property
-    def bounded(self) -> bool:
-        """True if any time is outside."""
-        return self.from_ms is not None or self.before_ms is not None
-
     def __contains__(self, time_ms: int) -> bool:
         return (self.from_ms is None or self.from_ms <= time_ms) and (
             self.before_ms is None or time_ms < self.before_ms

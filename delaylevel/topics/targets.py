@@ -85,15 +85,13 @@ def early_subscriptions(admin: TopicAdmin, description: LevelTopicDescription) -
     """
     if description.final_window is not FinalWindow.BROKER:
         return []
-    found = []
+    found = set()
     for target in description.targets:
         partitions = (topic_stats(admin, TopicName.parse(target)) or {}).values()
-        # A subscription is one line, in whichever partitions it has a consumer.
-        types = {
-            name: subscription.type
+        found |= {
+            f"{name} of {target} ({subscription.type})"
             for stats in partitions
             for name, subscription in stats.subscriptions.items()
             if subscription.type in _NOT_HOLDING
         }
-        found += [f"{name} of {target} ({type_})" for name, type_ in types.items()]
     return sorted(found)
