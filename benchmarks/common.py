@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import signal
 import statistics
 import subprocess
@@ -220,8 +221,8 @@ class DispatcherProcess:
             text=True,
         )
         assert self.process.stderr is not None
-        lines = (line.rstrip() for line in self.process.stderr)
-        self.url = next((line.split()[-1] for line in lines if line.endswith("/metrics")), "")
+        found = (re.search(r"Status page at (\S+)/,", line) for line in self.process.stderr)
+        self.url = next((f"{each[1]}/metrics" for each in found if each), "")
 
     def series(self, name: str, **labels: str) -> float:
         """Return the sum of a metric's series with these labels."""
