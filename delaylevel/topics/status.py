@@ -228,10 +228,15 @@ class LevelTopicStatus:
         return earliest(row.oldest_hand_off_ms for row in self.rows(Role.LEVEL))
 
     @property
-    def levels(self) -> list[tuple[str, int]]:
-        """Name and number of entries of each level."""
-        levels = [rows for rows in self.topics if rows[0].role is Role.LEVEL]
-        return [(rows[0].level_name, sum(row.backlog_entries for row in rows)) for rows in levels]
+    def levels(self) -> list[tuple[str, int, int | None]]:
+        """Name, number of entries and earliest hand-off (ms since the epoch) of each level."""
+        found = []
+        for rows in self.topics:
+            if rows[0].role is Role.LEVEL:
+                entries = sum(row.backlog_entries for row in rows)
+                next_ms = earliest(row.oldest_hand_off_ms for row in rows)
+                found.append((rows[0].level_name, entries, next_ms))
+        return found
 
     @property
     def behind_ms(self) -> int:
@@ -372,7 +377,7 @@ def backlog_series(part: str, found: Mapping[str, LevelTopicStatus | None]) -> I
         lag.add_metric((topic,), item.behind_ms / 1000)
         held.add_metric((topic,), item.entries(Role.HELD))
         dead.add_metric((topic,), item.entries(Role.DEAD_LETTER))
-        for name, entries in item.levels:
+        for name, entries, _ in item.levels:
             parked.add_metric((topic, name), entries)
         in_window = item.tracked_entries(Role.WINDOW)
         if in_window is not None:
@@ -393,8 +398,16 @@ def lag_check(
 
 
 def parked_levels(found: LevelTopicStatus | None) -> list[DuePeriod]:
-    """Return the number of entries in each level."""
-    return [] if found is None else [DuePeriod(name, entries) for name, entries in found.levels]
+    """Return the number of entries in each level, with the time of the next hand-off."""
+    if found is None:
+        return []
+    periods = []
+    for label, entries, next_ms in found.levels:
+        if next_ms is not None:
+            left_ms = next_ms - found.now_ms
+            label += f", next in {format_duration(left_ms)}" if left_ms > 0 else ", next now"
+        periods.append(DuePeriod(label, entries))
+    return periods
 
 
 def topic_problems(found: LevelTopicStatus) -> list[ProblemLine]:
