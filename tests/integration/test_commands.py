@@ -96,7 +96,7 @@ def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
         assert "in use" in refused("delete", "--discard", "2")
     assert "--discard 2" in refused("delete")
     assert "not 3" in refused("delete", "--discard", "3")
-    with world.mover(description):
+    with closing(world.mover(description)):
         assert "another mover" in refused("drain")
     consumer = world.plain_client.subscribe(orders, "one-by-one")
     assert f"one-by-one of {orders} (Exclusive)" in refused("drain")
