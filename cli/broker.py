@@ -11,6 +11,7 @@ from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cli.views.output import emit_one, note
 from delaylevel.cli.views.tables import Column
 from delaylevel.cluster.connection.local_brokers import BrokerStatus
+from delaylevel.errors import AlreadyRunningError
 
 from . import options
 from .options import Group, examples
@@ -66,12 +67,13 @@ def start(output: str, **choices: Any) -> None:
     A broker that is already running is left as it is; a start with other settings is refused.
     """
     instance = EmbeddedBroker(report=note, **choices)
-    status = instance.status()
-    given = {name: value for name, value in choices.items() if value}
-    if status.running and given.items() <= vars(status).items():
+    try:
+        status = instance.start()  # after one that goes on in another process
+    except AlreadyRunningError:
+        status = instance.status()
+        if any(value and value != getattr(status, name) for name, value in choices.items()):
+            raise
         note("The broker runs already.")
-    else:
-        status = instance.start()
     emit_one(view(status), _COLUMNS, output)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from delaylevel.broker import distribution, process
+from delaylevel.broker import distribution, embedded, process
 from delaylevel.broker.embedded import EmbeddedBroker, environment, write_conf
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection import local_brokers
@@ -273,6 +273,27 @@ def test_a_running_broker_is_left_as_it_is_unless_it_should_be_another(
     for options in ("--functions", "--version 3.3.6"):
         other = call(f"broker start {options}".split())
         assert (other.exit_code, "is already running (Pulsar 4.0.8" in other.stderr) == (1, True)
+
+
+def test_a_start_waits_for_one_in_another_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(local_brokers, "is_ours", lambda pid, marker: pid == 5)
+    directory = local_brokers.usual_directory()
+    ready = []
+
+    @contextmanager
+    def other_start(path: Path) -> Iterator[None]:
+        local_brokers.save_status(BrokerStatus(directory, 5, 20_001, 20_002, version="4.0.8"))
+        ready.append(path)
+        yield
+
+    monkeypatch.setattr(embedded, "locked", other_start)
+    for count in (1, 2):  # the second one sees a process, which may not be ready
+        done = CliRunner().invoke(cli, ["broker", "start", "-o", "json"])
+        assert (done.exit_code, len(ready)) == (0, count)
+        assert json.loads(done.stdout)["service_url"] == LOOPBACK
 
 
 INVALIDATED = (
