@@ -22,6 +22,7 @@ from delaylevel.cluster.schemas import find
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock, duration_ms
 from delaylevel.model.envelope import EXPIRES, SCHEMA, UNREADABLE, SchemaRef
+from delaylevel.model.outcome import Receipt
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.producer.client_calls import error_of
@@ -207,7 +208,7 @@ class _Sending:
             if single and producer.description.cancellable:
                 receipt = producer.schedule(message.body, **arguments)
                 row |= {"outcome": "stored", "id": receipt.id, "due_ms": receipt.due_ms}
-                row["receipt"] = str(receipt)
+                row |= {"message_id": _message_id(receipt), "receipt": str(receipt)}
             else:
                 producer.send_async(message.body, confirmed, **arguments)
         except Exception as error:
@@ -284,6 +285,15 @@ def _failure(error: BaseException) -> _Row:
 
 def _is_settled(row: _Row) -> bool:
     return row["outcome"] != "unconfirmed" or row["reason"] is not None
+
+
+def _message_id(receipt: Receipt) -> str | None:
+    """Return the position of a receipt as the client writes it."""
+    if receipt.place is None:
+        return None
+    topic, at = receipt.place
+    partition = TopicName.parse(topic).partition_index if receipt.sent_directly else None
+    return f"({at.ledger},{at.entry},{-1 if partition is None else partition},{at.batch})"
 
 
 def _lines(source: BinaryIO) -> Iterator[Outgoing | _Row]:

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from delaylevel.cli.main import cli
 from delaylevel.cli.send import Outgoing, parse_line
+from delaylevel.model.outcome import Receipt
 from delaylevel.producer.producer import DelayLevelProducer
 from delaylevel.testing import MemoryPulsar
 
@@ -130,6 +131,9 @@ def test_a_single_message_has_its_result(memory: MemoryPulsar, send: Send) -> No
     (pending,) = memory.pending("orders")
     assert (row["outcome"], row["due_ms"]) == ("stored", int(pending.properties["delaylevel.due"]))
     assert row["receipt"].startswith("dl1.")
+    place = Receipt.parse(row["receipt"]).place
+    assert place is not None
+    assert row["message_id"] == f"({place[1].ledger},{place[1].entry},-1,{place[1].batch})"
     assert send("orders", "hi", "--after", "90000d").exit_code == 2
     assert "stored" in send("orders", "hi").stdout
 
