@@ -32,7 +32,7 @@ _STATUS = (
     Column("problems"),
 )
 _INSTANCES = (
-    Column("number", "number", head="INSTANCE"),
+    Column("instance", "number"),
     Column("running"),
     Column("restarts", "number"),
     Column("error"),
@@ -121,7 +121,16 @@ def status(settings: Settings, topic: str, output: str) -> None:
 
     with settings.level_topic(topic) as (admin, described):
         at = health.status(settings.connection, admin, described, SystemClock().now_ms())
-    rows = [vars(item) for item in at.instances]
+    rows = [
+        {
+            "instance": item.number,
+            "running": item.running,
+            "restarts": item.restarts,
+            "error": item.error or None,
+            "worker": item.worker or None,
+        }
+        for item in at.instances
+    ]
     view = {
         "function": deployment.function_name(described),
         "level_topic": described.topic,

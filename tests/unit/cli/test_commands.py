@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,15 @@ from click.testing import CliRunner, Result
 
 from delaylevel.cli import doctor
 from delaylevel.cli.main import cli
+from delaylevel.cli.options import Settings
 from delaylevel.cluster.rest.admin import Admin
 from delaylevel.demo import Demonstration
 from delaylevel.doctor import Finding, Problem
 from delaylevel.errors import AdminError, BrokerError, BrokerUnreachableError
+from delaylevel.functions import health
+from delaylevel.functions.health import InstanceStatus
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 
@@ -148,3 +154,21 @@ def test_all_is_well_only_if_every_message_came_once_unchanged_and_on_time(
     found = [name for name, count in {**counts, "changed": len(demo.changed)}.items() if count]
     assert (found, demo.ok) == ([what] if what else [], what is None)
     assert demo.late_at(1.0) == max(late_ms)
+
+
+def test_the_keys_of_an_instance_are_stable(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = LevelTopicDescription(
+        "orders-delay-level", Levels(PartitionStrategy()), ("orders",)
+    )
+    at = SimpleNamespace(
+        instances=(InstanceStatus(0, running=False, restarts=3),),
+        running=0,
+        problems=("instance 0 is down",),
+    )
+    monkeypatch.setattr(Settings, "level_topic", lambda *_: nullcontext((None, described)))
+    monkeypatch.setattr(health, "status", lambda *_: at)
+    done = CliRunner().invoke(cli, ["mover", "status", "orders", "-o", "json"])
+    result = json.loads(done.stdout)
+    assert (done.exit_code, result["problems"]) == (1, ["instance 0 is down"])
+    keys = {"instance": 0, "running": False, "restarts": 3, "error": None, "worker": None}
+    assert result["instances"] == [keys]
