@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import Any
 
 import pulsar
@@ -12,6 +13,8 @@ from delaylevel.producer.aio import AsyncDelayLevelClient, asyncio_errors
 
 from .broker import Broker
 from .client import MemoryClient, PlainMemoryClient
+
+_SEND = inspect.signature(pulsar.asyncio.Producer.send)
 
 
 class MemoryAsyncProducer(pulsar.asyncio.Producer):
@@ -23,10 +26,11 @@ class MemoryAsyncProducer(pulsar.asyncio.Producer):
 
     async def send(self, content: Any, *args: Any, **kwargs: Any) -> Any:
         """Publish a message, and return its ID; arguments as in ``pulsar.asyncio``."""
-        options = {name: value for name, value in kwargs.items() if value is not None}
+        _, _, *given = _SEND.bind(self, content, *args, **kwargs).arguments.items()
+        options = {name: value for name, value in given if value is not None}
         with asyncio_errors():
             # It stores the open batch, too: nobody fills that while the sender waits.
-            sent = self._plain.send(content, *args, **options)
+            sent = self._plain.send(content, **options)
         await asyncio.sleep(0)  # other tasks run while a real client waits
         return pulsar.MessageId(
             sent.partition(), sent.ledger_id(), sent.entry_id(), sent.batch_index()
@@ -50,6 +54,10 @@ class _PlainMemoryAsyncClient(pulsar.asyncio.Client):
         return MemoryAsyncProducer(plain)
 
     async def subscribe(self, topic: Any, subscription_name: str, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.pop("is_pattern_topic", False):
+            raise pulsar.asyncio.PulsarException(
+                pulsar.Result.OperationNotSupported, "subscribe to topics by name"
+            )
         with asyncio_errors():
             plain: Any = self._delaylevel_plain.subscribe(topic, subscription_name, *args, **kwargs)
         return pulsar.asyncio.Consumer(plain._consumer, plain._schema)

@@ -163,6 +163,10 @@ class ConsumerCore(Core):
         self._apply_to_links(lambda link: link.subscription.redeliver_all(link))
 
     def seek(self, target: Any) -> None:
+        if isinstance(target, int):
+            raise pulsar.OperationNotSupported(
+                "the in-memory Pulsar does not support a seek to a time: give a message ID"
+            )
         self._apply_to_links(lambda link: link.seek(target))
 
     def get_last_message_id(self) -> _pulsar.MessageId:

@@ -195,6 +195,8 @@ def test_unsupported_features_are_refused(memory: MemoryPulsar) -> None:
         lambda: client.create_reader("t", pulsar.MessageId.earliest, reader_listener=print),
         lambda: client.create_reader("t", pulsar.MessageId.earliest, is_read_compacted=True),
         lambda: client.create_producer("t", crypto_key_reader=keys, encryption_key="k"),
+        lambda: listening.seek(5),
+        lambda: client.create_reader("t", pulsar.MessageId.earliest).seek(5),
     ):
         with pytest.raises(pulsar.OperationNotSupported):
             call()
@@ -315,6 +317,18 @@ def test_a_task_that_waits_for_messages_runs_at_their_times(
 
     run(scenario)
     assert seen == [(b"%d" % n, (n + 1) * DAY) for n in range(4)]
+
+
+def test_asyncio_arguments_may_be_given_by_position_and_as_their_defaults() -> None:
+    async def scenario(memory: MemoryPulsar, client: Any) -> None:
+        producer = await client.create_producer("orders")
+        consumer = await client.subscribe("orders", "billing", is_pattern_topic=False)
+        await producer.send(b"x", {"a": "b"}, *[None] * 8)
+        assert (await consumer.receive()).properties() == {"a": "b"}
+        with pytest.raises(pulsar.asyncio.PulsarException, match="OperationNotSupported"):
+            await client.subscribe("orders.*", "billing", is_pattern_topic=True)
+
+    run(scenario)
 
 
 def test_a_reader_waits_too() -> None:
