@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,7 +85,7 @@ class SyncOptions:
         """Parse the options of ``.option(…)``; names are not case-sensitive."""
         given = _known_options(options, (*_CONNECTION, *_READING))
         parts = (part.strip() for part in given.get("levelTopics", "").split(","))
-        topics = [part.replace(_COMMA, ",") for part in parts if part]
+        topics = [_COMMA.sub(_decoded, part) for part in parts if part]
         if not topics:
             raise ConfigError(
                 "option levelTopics is missing: name one level topic or several, with commas"
@@ -151,13 +152,17 @@ def connection_options(connection: Connection) -> dict[str, str]:
     return found
 
 
-# A comma within a name: the option lists names with commas.
-_COMMA = "%2C"
+# The option lists names with commas, so %2C is a comma within a name, %252C is %2C, and so on.
+_COMMA = re.compile("%((?:25)*)2C")
 
 
 def topics_option(level_topics: Iterable[str]) -> str:
     """Return the names of level topics as an option."""
-    return ",".join(name.replace(",", _COMMA) for name in level_topics)
+    return ",".join(_COMMA.sub(r"%25\g<1>2C", name).replace(",", "%2C") for name in level_topics)
+
+
+def _decoded(found: re.Match[str]) -> str:
+    return f"%{found[1][2:]}2C" if found[1] else ","
 
 
 def _boolean(given: Mapping[str, str], name: str, default: bool = False) -> bool:

@@ -97,6 +97,13 @@ def test_a_name_with_a_comma_is_one_name(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(names) == 2
 
 
+def test_the_option_of_names_keeps_each_name() -> None:
+    names = ("a,b", "a%2Cb", "a%252Cb", "a%25252C,%2C", "100%", "a%2cb", "%2", "C", "%25")
+    assert SyncOptions.parse({"levelTopics": topics_option(names)}).level_topics == tuple(
+        sorted(TopicName.parse(name).full for name in names)
+    )
+
+
 def fail(job: SparkSyncJob, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a job whose query fails with a text of Spark."""
 
