@@ -377,8 +377,14 @@ class SparkSyncJob:
                 collectors = MoverReporter(movers), untold
                 served = stack.enter_context(serve(collectors, port, address))
                 self.http_address = address, served
-            self._run_queries(spark, movers)
-        refused = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
+            refused = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
+            try:
+                self._run_queries(spark, movers)
+            except LevelTopicError as error:
+                if not refused:
+                    raise
+                # The query does not know these, but its checkpoint may contain them.
+                raise LevelTopicError(f"{error}. Not served: {refused}") from error
         if self._settings.once and refused and not self._stop.is_set():
             raise LevelTopicError(
                 "the ready messages were moved, except those of level topics that cannot be "

@@ -114,6 +114,15 @@ def fail(job: SparkSyncJob, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job.run()
 
 
+def test_an_error_of_a_checkpoint_names_the_level_topics_that_are_not_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = job_for_two(UpgradeRequiredError("it is in format 2"), monkeypatch)
+    expected = r"contains x\. Not served: invoices: it is in format"
+    with pytest.raises(LevelTopicError, match=expected):
+        fail(job, "delaylevel.errors.LevelTopicError: it contains x\nat org", monkeypatch)
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "expected"),
     [
