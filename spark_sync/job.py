@@ -168,7 +168,10 @@ class JobMovers:
         }
         log.info("%s", batch_line(progress, report))
         if self._on_progress is not None:
-            self._on_progress(progress)
+            try:
+                self._on_progress(progress)
+            except Exception:
+                log.exception("batch %d: on_progress failed", progress.batchId)
 
 
 def batch_line(progress: Any, report: Report) -> str:
@@ -350,7 +353,7 @@ class SparkSyncJob:
 
         Args:
             on_progress: function to call with the ``StreamingQueryProgress`` of each batch with
-                messages, soon after its end.
+                messages, soon after its end; its errors are only logged.
 
         Raises:
             AlreadyRunningError, LevelTopicError: the job cannot continue; or, with ``once``, all is

@@ -362,6 +362,20 @@ def test_batches_between_two_looks_and_of_a_query_that_starts_again_are_counted(
     assert (movers.seen, stats_of(movers).passes) == ([1, 2, 3], 3)
 
 
+def test_an_error_of_the_function_for_progress_does_not_end_the_job(
+    movers: Movers, query: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(progress: Any) -> None:
+        raise ValueError(f"no room for {progress.batchId}")
+
+    movers._on_progress = fail
+    for batch_id in (1, 2):
+        query.end(batch_id, 7, [json.dumps({TOPIC: COUNTS})])
+    assert movers.look(query)
+    assert stats_of(movers).passes == 2
+    assert "no room for 2" in caplog.text
+
+
 def test_a_job_is_reported_as_a_mover(movers: Movers, query: Query) -> None:
     pytest.importorskip("prometheus_client")
     reporter = MoverReporter(movers)
