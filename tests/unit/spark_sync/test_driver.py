@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
@@ -36,7 +37,7 @@ from delaylevel.spark_sync import driver as driver_module
 from delaylevel.spark_sync import forwarding
 from delaylevel.spark_sync.arrow_rows import SCHEMA
 from delaylevel.spark_sync.driver import Driver, make_offset, positions_of
-from delaylevel.spark_sync.forwarding import forward_input
+from delaylevel.spark_sync.forwarding import TaskForwarders, forward_input
 from delaylevel.spark_sync.options import SyncOptions
 from delaylevel.spark_sync.source import DelayLevelStreamReader
 from delaylevel.testing import ManualClock, MemoryPulsar
@@ -186,6 +187,31 @@ def test_a_clock_that_was_wrong_for_a_moment_delays_no_search(
             assert positions_of(driver.latest_offset(offset, None))[first] == start
             spark.let_pass(delta)
         assert positions_of(driver.latest_offset(offset, None))[first] > start, "late"
+
+
+def failing(messages: Iterator[Any]) -> Iterator[Any]:
+    yield from messages
+    raise ValueError("a step")
+
+
+def test_a_task_counts_nothing_of_one_that_failed_in_the_same_process(
+    spark: Spark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description = spark.create("orders")
+    kept = spark.forwarder(description.topic)
+    monkeypatch.setattr(spark, "forwarder", lambda level_topic: kept)
+    options = SyncOptions((), (description.topic,))
+    with spark.driver(description) as driver:
+        spark.send(SOON)
+        spark.let_pass(SOON)
+        start = begin(driver)
+        (part,) = driver.input_ranges(start, driver.latest_offset(start, None))
+        here: Any = spark
+        with pytest.raises(ValueError, match="a step"), TaskForwarders(here) as forwarders:
+            forwarders[description.topic].forward_all(part.source, failing(part.read(options)))
+        (batch,) = forward_input(options, part)
+    (counts,) = (json.loads(text) for text in batch["report"].to_pylist() if text)
+    assert counts[description.topic]["window"] == 1
 
 
 def test_a_running_job_reads_the_partitions_of_an_expansion(spark: Spark) -> None:
