@@ -14,6 +14,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -372,6 +373,8 @@ class Unfinished:
         self._tally = listener.stats.tally()
         # By the time of the next try; 0 before the first.
         self._waiting: list[tuple[float, int, Failed]] = []
+        # Those of them whose time has come. Back in the heap, each would be moved for each other.
+        self._letters: deque[Failed] = deque()
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -411,23 +414,22 @@ class Unfinished:
             now_s = time.monotonic()
             if self._waiting:
                 timeout_s = min(timeout_s, self._waiting[0][0] - now_s)
-            if timeout_s > 0 and not self._stopping:
+            if timeout_s > 0 and not self._letters and not self._stopping:
                 self._changed.wait(timeout_s)
                 now_s = time.monotonic()
             while self._waiting and self._waiting[0][0] <= now_s:
                 failed.append(heapq.heappop(self._waiting)[2])
-        letters = [each for each in failed if each.decision.delay is None]
-        for each in letters[1:]:
-            self._wait(each, 0.0)
+        self._letters += [each for each in failed if each.decision.delay is None]
+        worked = bool(failed or self._letters)
         self._park([each for each in failed if each.decision.delay is not None])
-        for letter in letters[:1]:
-            error = None
+        if self._letters:
+            letter, error = self._letters.popleft(), None
             try:
                 self._publisher.bury(letter.message, letter.decision)
             except Exception as refused:
                 error = refused
             self._settle(letter, error)
-        return bool(failed)
+        return worked
 
     def close(self, until_s: float) -> None:
         """Finish what can be finished, end the thread, and close the publisher."""
@@ -457,7 +459,7 @@ class Unfinished:
             thread.join(left_s(until_s))
 
     def _run(self) -> None:
-        while self._waiting or not self._stopping:
+        while self._waiting or self._letters or not self._stopping:
             try:
                 self.work(3600.0)
                 with self._changed:

@@ -192,6 +192,15 @@ def test_there_is_a_limit_to_unfinished_messages(scene: Scene) -> None:
     assert len(scene.consumer.acknowledged) == 1000
 
 
+def test_many_dead_letters_are_stored_in_proportional_time(scene: Scene) -> None:
+    for number in range(4000):
+        scene.fail(BURY, str(number))
+    began_s = time.process_time()
+    scene.work()
+    assert time.process_time() - began_s < 3, "each is not moved for each other one"
+    assert scene.consumer.acknowledged == [str(number) for number in range(4000)]
+
+
 def test_a_stop_waits_for_no_refused_message() -> None:
     scene = Scene(threaded=True)
     scene.publisher.answers = [AWAY]
