@@ -135,12 +135,16 @@ def _pair(kind: type[DelayLevelError], named: type[Exception]) -> type[DelayLeve
         "__str__": kind.__str__,
         # As in pulsar.asyncio.
         "error": lambda self: self._client_result,
-        # The class cannot be found by its name: a copy in another process is one of ours only.
-        "__reduce__": lambda self: (kind.__new__, (kind, *self.args), self.__dict__),
+        # The class cannot be found by its name: a copy is one of ours only, until a call raises it.
+        "__reduce__": lambda self: (kind.__new__, (kind, *self.args), _own_state(self)),
     }
     exceptions = (named, pulsar.asyncio.PulsarException)
     bases = (kind, *(each for each in exceptions if not issubclass(kind, each)))
     return type(kind.__name__, bases, members)
+
+
+def _own_state(error: DelayLevelError) -> dict[str, Any]:
+    return {name: value for name, value in vars(error).items() if name != "_client_result"}
 
 
 # The client's calls without waiting take microseconds.

@@ -50,7 +50,10 @@ def test_every_error_about_the_broker_is_an_exception_of_the_client(kind: Any) -
     assert {name: getattr(plain, name) for name in attributes} == attributes
     for twin in (pickle.loads(pickle.dumps(plain)), copy.copy(plain)):
         assert type(twin) is kind
-        assert (twin.args, twin.__dict__) == (plain.args, plain.__dict__)
+        assert (twin.args, twin.__dict__) == (plain.args, attributes)
+        with pytest.raises(pulsar.PulsarException), client_errors():
+            raise twin
+        assert twin.error() == plain.error()
 
 
 @pytest.mark.parametrize("error", [errors.InvalidDelayError("x"), ValueError("x"), KeyError("x")])
