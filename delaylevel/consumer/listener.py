@@ -233,7 +233,8 @@ def _listener(handler: Any, topic: str, name: str, given: Mapping[str, Any]) -> 
     is_coroutine = _check_handler(handler)
     if not isinstance(topic, str):
         raise InvalidInputError(f"topic is a name, not {topic!r}: register each topic by itself")
-    options = {**_DEFAULTS, **given}
+    # Not one schema for all listeners: each keeps the client of its last subscription alive.
+    options = {**_DEFAULTS, "schema": pulsar.schema.BytesSchema(), **given}
     known = inspect.signature(pulsar.Client.subscribe).parameters.keys() - {"self", *_TAKEN}
     for each in sorted(options.keys() - known - set(OWN_OPTIONS)):
         raise InvalidInputError(
@@ -402,7 +403,6 @@ _ALL_CHECKS = {**CHECKS, "schema": _schema, "filter": _condition}
 _DEFAULTS = {
     "subscription": None,
     "subscription_type": ConsumerType.Shared,
-    "schema": pulsar.schema.BytesSchema(),
     "retry": True,
     "deduplicate": False,
     "filter": None,

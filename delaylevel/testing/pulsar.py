@@ -67,6 +67,11 @@ class MemoryListener(RunningListener):
         self._consumers: list[Any] = []
         self._tally = self.listener.stats.tally()
 
+    @property
+    def running(self) -> int:
+        """1 during a call of the handler."""
+        return self._tally.in_progress
+
     def start(self) -> None:
         # One consumer each, whatever the concurrency: one call runs at a time here.
         self._consumers = [subscribe(0) for subscribe in self._subscribe]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta
 from typing import Any
@@ -337,6 +339,29 @@ def test_closed_listeners_are_not_called(scene: Scene) -> None:
     scene.app.start()
     scene.memory.advance(NOW)
     assert scene.attempts == [1], "the subscription kept it"
+
+
+def test_a_handler_that_closes_its_listener_is_named_in_the_log(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.on(lambda _: scene.app.close())
+    scene.app.start()
+    scene.send(b"1")
+    with pytest.raises(pulsar.AlreadyClosed):  # its consumer cannot acknowledge the message
+        scene.memory.advance(NOW)
+    assert "1 calls of the handler still run; their messages are delivered again" in caplog.text
+
+
+def test_nothing_keeps_the_client_of_a_closed_listener() -> None:
+    memory = MemoryPulsar()
+    scene = Scene(memory)
+    scene.on(scene.add)
+    scene.app.start()
+    scene.app.close()
+    core = weakref.ref(scene.app.client._client)
+    del scene, memory
+    gc.collect()
+    assert core() is None
 
 
 def test_the_listeners_of_a_module_run_here(memory_pulsar: MemoryPulsar) -> None:
