@@ -129,7 +129,7 @@ class Relay:
         self._undecided: list[Item] = []
         self._read_s, self._check_s = float("-inf"), now_s() + _CHECK_EVERY_S
         self._warning = RepeatedWarning(log, description.topic, now_s)
-        self._refused = RepeatedWarning(log, f"topics of {description.topic}", now_s)
+        self._refused: dict[str, RepeatedWarning] = {}  # by topic of our own
         self._limit = in_flight
         self.now_s = now_s
         self.carrier: Carrier[Item] = Carrier(
@@ -251,9 +251,11 @@ class Relay:
                 self._confirm(carried)
             elif not carried.item.given_back:
                 # It is a topic of our own: no other one can take the message.
-                self._refused.failed(
-                    f"{carried.place.topic} did not confirm ({carried.reason}): its messages will "
-                    "be delivered again"
+                topic = carried.place.topic
+                if topic not in self._refused:
+                    self._refused[topic] = RepeatedWarning(log, topic, self.now_s)
+                self._refused[topic].failed(
+                    f"it did not confirm ({carried.reason}): its messages will be delivered again"
                 )
                 self._give_back(carried.item, carried.reason)
         # A connected producer would create a topic again that an operator deletes by force.
@@ -308,6 +310,8 @@ class Relay:
         item, place = carried.item, carried.place
         self._release(item)
         item.confirmed = True
+        if self._refused and place.topic in self._refused:
+            self._refused[place.topic].over()
         report = self._report
         report.count(place.counter, carried.late_ms)
         if place.counted_by is None:  # it is in the final window, or delivered

@@ -240,6 +240,23 @@ def test_a_silent_topic_of_our_own_does_not_block_the_others() -> None:
     assert world.acknowledged == [4]
 
 
+def test_the_log_has_each_failure_of_our_own_topics_and_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One of another day has its own number and time, and waits for no pause of an earlier one."""
+    world = RelayWorld(in_flight=1)
+    for entry in range(2):
+        world.move(2 * entry, target="persistent://public/default/never")
+        world.let_pass(STALL_S + 0.5)
+        world.move(2 * entry + 1, target="persistent://public/default/never")
+        world.answer(DEAD)
+        world.clock.advance(timedelta(days=1))
+    logged = [record.getMessage() for record in caplog.records if DEAD in record.getMessage()]
+    assert ["did not confirm" in text for text in logged] == [True, False] * 2
+    assert not [text for text in logged if "failure 2" in text]
+    assert all("works again" in text for text in logged[1::2])
+
+
 def test_all_messages_wait_if_no_target_answers() -> None:
     world = RelayWorld(in_flight=2)
     world.offer(0)
