@@ -275,6 +275,9 @@ class RunningListener:
             start_s = time.perf_counter()
             try:
                 failure = await self.call(message)
+            except BaseException:
+                self.release(message)  # or a message with the same ID waits for ever
+                raise
             finally:
                 tally.took(time.perf_counter() - start_s)
                 tally.in_progress -= 1
@@ -538,7 +541,6 @@ class LoopListener(RunningListener):
             await self.listener.handler(message)
         except asyncio.CancelledError as error:
             if self.stopping.is_set():
-                self.release(message)
                 raise
             return error  # of the handler's own making
         except BaseException as error:

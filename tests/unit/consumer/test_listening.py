@@ -328,6 +328,22 @@ def test_an_outcome_of_the_test_is_not_a_failure_of_the_handler(scene: Scene) ->
     scene.memory.advance(NOW)  # the clock can be advanced again
 
 
+def test_an_outcome_of_the_test_leaves_no_claim_on_an_id(scene: Scene) -> None:
+    def handle(message: ReceivedMessage) -> None:
+        scene.add(message)
+        if message.data == b"1":
+            pytest.fail("enough")
+
+    scene.on(handle, deduplicate=Deduplication(by=lambda _: "same"))
+    scene.app.start()
+    scene.send(b"1", b"2", b"3")
+    with pytest.raises(pytest.fail.Exception, match="enough"):
+        scene.memory.advance(NOW)
+    scene.memory.advance(NOW)
+    assert [data for data, _, _ in scene.calls] == [b"1", b"2"]
+    assert (scene.counts.handled, scene.counts.duplicates, scene.counts.failed) == (1, 1, 0)
+
+
 def test_closed_listeners_are_not_called(scene: Scene) -> None:
     scene.on(scene.add)
     assert [state.subscribed for state in scene.app.health().values()] == [True]
