@@ -254,7 +254,7 @@ def expand(
     members.refuse_unsafe(admin, facts)
     grown = [member for member in after.members() if member.role is Role.LEVEL]
     for member in grown:
-        _grow(admin, member)
+        _grow(admin, member, levels)
         members.subscribe(admin, member)
         members.protect(admin, member.topic, facts)
     # Pulsar has no compare-and-set for properties: of two clients that expand at the same time,
@@ -263,7 +263,7 @@ def expand(
     if describe(admin, after.topic).levels == before.levels:
         admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
         for member in grown:
-            _grow(admin, member)
+            _grow(admin, member, levels)
         found = describe(admin, after.topic)
         if found.levels == levels:
             return found
@@ -273,13 +273,14 @@ def expand(
     )
 
 
-def _grow(admin: TopicAdmin, member: Member) -> None:
+def _grow(admin: TopicAdmin, member: Member, levels: Levels) -> None:
     has = admin.partitioned_metadata(member.topic).partitions
     if has > member.partitions:
+        strategy = levels.strategies[member.level]
         raise LevelTopicError(
             f"{member.topic} has {has} partitions already, more than {member.partitions}: an "
-            "expansion to a longer maximum was not finished. "
-            f"`delaylevel doctor {shell(member.topic)}` shows the command that finishes it"
+            "expansion to a longer maximum was not finished. Finish it: expand the level by "
+            f"{strategy.unit_name} to delays up to {_say(strategy.unit * (has + 1))}"
         )
     if has < member.partitions:
         admin.expand(member.topic, member.partitions)
