@@ -16,6 +16,7 @@ import base64
 import copy
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -459,4 +460,4 @@ def _reason_of(answer: urllib3.BaseHTTPResponse) -> str:
 
 def _failure_words(failure: Exception | None) -> str:
     """Return the reason why there was no answer, without urllib3's own objects in front of it."""
-    return str(failure.args[-1]).rpartition(": ")[2] if failure is not None else ""
+    return re.sub(r"^<?[\w.]*Connection\w*\b.*?[)>]: ", "", str(failure or ""))

@@ -191,6 +191,32 @@ def test_a_broker_that_owns_a_topic_and_does_not_answer_is_named(
         assert "admin_url" not in str(caught.value), "that address is right"
 
 
+@pytest.mark.parametrize(
+    ("scheme", "port", "words"),
+    [
+        ("https", "http", r"\[SSL: \w+\] "),
+        ("http", "ssh", r"\('Connection aborted\.', BadStatusLine\('SSH-2.0-a: b"),
+        ("http", "", r"Failed to establish a new connection: \[Errno \d+\] \w+"),
+    ],
+)
+def test_the_reason_of_a_missing_answer_is_whole_and_names_no_object(
+    server: Server, listening: socket.socket, scheme: str, port: str, words: str
+) -> None:
+    def speak() -> None:
+        for _ in range(2):
+            connection, _ = listening.accept()
+            connection.sendall(b"SSH-2.0-a: b\r\n")
+            connection.close()
+
+    places = {"http": server.url, "": nobody()}
+    if port == "ssh":
+        threading.Thread(target=speak, daemon=True).start()
+        places[port] = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    url = places[port].replace("http", scheme)
+    with pytest.raises(BrokerUnreachableError, match=rf"does not answer \({words}"):
+        Admin(url, timeout_s=5).version()
+
+
 @pytest.mark.parametrize("redirected", [False, True])
 def test_a_read_is_given_up_early_if_its_broker_hangs(
     server: Server, hanging: str, redirected: bool
