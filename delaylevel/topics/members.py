@@ -83,7 +83,7 @@ WAIT_S = 20.0
 _POLL_S = 0.02
 _CREATE_AGAIN_S = 0.5
 # The answer of a broker if a namespace has as many topics and partitions as it may have.
-_LIMIT = 412
+_LIMIT, _PARTITION_LIMIT = 412, 406
 _SET_AGAIN_S = 0.5
 # An interface that hangs would answer after its timeout, 30 s by default.
 _LOOK_S = 5.0
@@ -220,6 +220,11 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
                     f"{member.topic} with {member.partitions:,} partitions cannot be created "
                     f"({error.reason}): raise the limit of the namespace (`pulsar-admin namespaces "
                     "set-max-topics-per-namespace`), or use fewer partitions or another namespace"
+                ) from error
+            if error.status == _PARTITION_LIMIT:  # not every role may read the limit before
+                raise InvalidStrategyError(
+                    f"{member.topic} with {member.partitions:,} partitions cannot be created "
+                    f"({error.reason}): {COARSER_FIRST}"
                 ) from error
             # A broker also refuses a name while it still deletes an earlier topic of this name.
             if not isinstance(error, ConflictError):

@@ -305,6 +305,17 @@ def test_a_namespace_that_may_have_no_more_topics_is_named_and_keeps_none(
     assert left(memory) == set()
 
 
+def test_more_partitions_than_a_limit_that_may_not_be_read_are_refused_with_a_remedy(
+    memory: MemoryPulsar,
+) -> None:
+    reason = "Number of partitions should be less than or equal to 2"
+    much = failing(AdminError(f"refused: {reason}", status=406, reason=reason))
+    admin = on(memory.admin, {("create_partitioned", WANTED.name): much})
+    with pytest.raises(InvalidStrategyError, match=rf"3 partitions.*{reason}.*coarser level"):
+        topics.create(admin, WANTED)
+    assert left(memory) == set()
+
+
 def test_more_partitions_than_the_limit_are_refused() -> None:
     days = describe(levels=Levels(PartitionStrategy(maximum_delay=timedelta(days=30))))
     for limit in (None, 0, 29):
