@@ -126,22 +126,21 @@ def plans(load: Load) -> list[Plan]:
     """
     units = [by.unit for by in PartitionBy if by.unit < load.maximum_delay]
     best: dict[timedelta, Levels] = {}
+    refusal = InvalidInputError("no list of levels fits: a minute or less needs none")
     for chosen in chain.from_iterable(combinations(units, n + 1) for n in range(len(units))):
         bounds = zip(chosen, (load.maximum_delay, *chosen), strict=False)
         try:
             levels = Levels(
                 PartitionStrategy(partition_by=u, maximum_delay=top) for u, top in bounds
             )
-        except InvalidStrategyError:
-            continue  # too many partitions
+        except InvalidStrategyError as error:
+            refusal = error
+            continue  # most likely too many partitions
         finest = chosen[-1]
         if finest not in best or _cost(levels) < _cost(best[finest]):
             best[finest] = levels
     if not best:
-        raise InvalidInputError(
-            "no list of levels fits: delays of a minute or less need none; for very long ones, "
-            "use overflow='recirculate'"
-        )
+        raise refusal
     return [plan(load, best[unit]) for unit in sorted(best, reverse=True)]
 
 

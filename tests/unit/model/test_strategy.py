@@ -228,6 +228,11 @@ def test_impossible_loads_are_refused(changes: dict[str, object]) -> None:
         replace(MONTH, **changes)
 
 
-def test_delays_without_levels_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="no list of levels fits"):
-        plans(replace(MONTH, maximum_delay=timedelta(seconds=30)))
+def test_delays_without_levels_are_refused_with_the_reason() -> None:
+    for longest, words in (
+        (timedelta(seconds=30), "no list of levels fits"),
+        (timedelta(days=36501), "beyond 36500d.*recirculate"),
+        (timedelta(hours=2, microseconds=1), "not a whole number of milliseconds"),
+    ):
+        with pytest.raises(InvalidInputError, match=words):
+            plans(replace(MONTH, maximum_delay=longest, mean_delay=None))
