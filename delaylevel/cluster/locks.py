@@ -120,13 +120,15 @@ class PartitionLock:
                 properties=dict(self._properties),
             )
         except pulsar.ConsumerBusy as error:
-            owner = ""  # the refusal itself is certain
+            owner = where = ""  # the refusal itself is certain
             with suppress(BrokerError):
                 consumer = owner_in(self._admin.partition_stats(source.name))
-                owner = consumer.name if consumer else ""
+                if consumer is not None:
+                    # Only a name of ours tells the host; others are random.
+                    owner, where = consumer.name, consumer.address and f" from {consumer.address}"
             raise AlreadyRunningError(
                 f"another mover is at work on level topic {source.level_topic}: "
-                f"{owner or 'an unknown process'} holds "
+                f"{owner or 'an unknown process'}{where} holds "
                 f"{source.topic}. Stop it first; one mover at a time serves a level topic",
                 owner=owner,
             ) from error

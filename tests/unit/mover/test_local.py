@@ -14,6 +14,7 @@ import pulsar
 import pytest
 
 from delaylevel import topics
+from delaylevel.cluster.port import ClientStats, PartitionStats, SubscriptionStats
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import (
     AlreadyRunningError,
@@ -100,6 +101,20 @@ def test_a_mover_locks_new_partitions() -> None:
             world.memory.admin.partition_stats(added).subscriptions["delaylevel"].consumers
         )
         assert consumer.name.startswith("delaylevel-local")
+
+
+def test_a_consumer_of_another_program_that_has_the_lock_can_be_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(WEEK)
+    topic = world.description.name.partition(0)
+    world.memory.client().subscribe(topic.full, "delaylevel", consumer_name="f3a9b")
+    other = ClientStats("f3a9b", address="10.0.0.7:40112")
+    stats = PartitionStats(0, {"delaylevel": SubscriptionStats(0, consumers=(other,))})
+    monkeypatch.setattr(world.memory.admin, "partition_stats", lambda _: stats)
+    with pytest.raises(AlreadyRunningError, match=r"f3a9b from 10\.0\.0\.7:40112") as refused:
+        world.mover()
+    assert refused.value.owner == "f3a9b"
 
 
 @pytest.mark.parametrize("when", ["at first", "after an expansion"])
