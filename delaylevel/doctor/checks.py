@@ -44,6 +44,7 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.hosts import missing_dispatcher
+from delaylevel.topics.lifecycle import finishing
 from delaylevel.topics.members import metadata_of
 from delaylevel.topics.status import LevelTopicStatus, PartitionStatus, status
 from delaylevel.topics.targets import early_subscriptions, unsubscribed
@@ -413,10 +414,14 @@ def partitions(context: LevelTopicContext) -> Found:
         if metadata is None:
             yield Problem(f"{name} does not exist", create)
         elif metadata.partitions > described:
+            remedy = "send nothing to them"
+            if member.role is Role.LEVEL:
+                levels, has = context.description.levels, metadata.partitions
+                remedy = finishing(levels, member.level, has)
             yield Problem(
                 f"{name} has {metadata.partitions} partitions instead of {described}: no "
                 "mover reads the others",
-                "finish the expansion with `delaylevel levels expand`, or send nothing to them",
+                remedy,
             )
         elif metadata.partitions < described:
             yield Problem(

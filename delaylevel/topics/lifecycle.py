@@ -276,14 +276,20 @@ def expand(
 def _grow(admin: TopicAdmin, member: Member, levels: Levels) -> None:
     has = admin.partitioned_metadata(member.topic).partitions
     if has > member.partitions:
-        strategy = levels.strategies[member.level]
+        remedy = finishing(levels, member.level, has)
         raise LevelTopicError(
             f"{member.topic} has {has} partitions already, more than {member.partitions}: an "
-            "expansion to a longer maximum was not finished. Finish it: expand the level by "
-            f"{strategy.unit_name} to delays up to {_say(strategy.unit * (has + 1))}"
+            f"expansion to a longer maximum was not finished: {remedy}"
         )
     if has < member.partitions:
         admin.expand(member.topic, member.partitions)
+
+
+def finishing(levels: Levels, level: int, partitions: int) -> str:
+    """Return the remedy for a level that has more partitions than are described."""
+    strategy = levels.strategies[level]
+    longest = _say(strategy.unit * (partitions + 1))
+    return f"`delaylevel levels expand` with up to {longest} by {strategy.unit_name} finishes it"
 
 
 def _say(value: timedelta) -> str:

@@ -230,6 +230,7 @@ def waiting(topic: TopicName) -> Callable[[Cluster], None]:
     ("plant", "check", "words"),
     [
         (lambda it: it.admin.expand(NAME, 5), "partitions", "5 partitions instead of"),
+        (lambda it: it.admin.expand(NAME, 5), "partitions", "with up to 6d by DAY finishes it"),
         (member_gone, "partitions", "does not exist"),
         (subscription_gone, "subscriptions", "has no subscription"),
         (
