@@ -175,7 +175,10 @@ class TopicAdmin(Protocol):
         """Return a partition's ledgers, and its number of entries since the broker opened it."""
 
     def topic_exists(self, topic: TopicName) -> bool:
-        """Return True if the topic or partition exists; False, too, without its namespace."""
+        """Return True if the topic, partitioned or not, or the partition exists; never create it.
+
+        The answer is also False if the namespace does not exist.
+        """
 
     def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
         """Return the number of partitions (0 if not partitioned) and the properties of a topic."""
@@ -183,42 +186,80 @@ class TopicAdmin(Protocol):
     def create_partitioned(
         self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Create a topic with its partitions (0: not partitioned) and properties, in one step."""
-        # Of several callers, one succeeds. ConflictError: a topic of that name exists.
-        # AdminError 406: the broker's limit of partitions is exceeded.
+        """Create a partitioned topic with all its partitions and properties, in one step.
+
+        With 0 partitions, create a topic that is not partitioned. If several callers do it at the
+        same time, one succeeds.
+
+        Raises:
+            ConflictError: a topic of that name exists, partitioned or not; nothing was changed.
+            NotFoundError: the namespace does not exist.
+            AdminError: 406 if the broker's limit of partitions is exceeded.
+        """
 
     def delete(self, topic: TopicName, *, force: bool = False) -> None:
-        """Delete a topic with its data and subscriptions; ``force``: disconnect clients first."""
-        # ConflictError: a client is connected. Partitions without one may be deleted already.
+        """Delete a topic, partitioned or not, with its data and subscriptions.
+
+        With ``force``, disconnect producers and consumers first.
+
+        Raises:
+            ConflictError: a client is connected, and ``force`` is False. Partitions without a
+                client may be deleted already.
+        """
 
     def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
-        """Set properties of a topic; keep the others, also those that are set just now."""
-        # Later reads return the new values, unless another caller changes them.
+        """Set properties of a topic; keep the others.
+
+        Two callers that set different properties at the same time both succeed. Later reads
+        through the same implementation return the new values, unless another caller changes them.
+        """
 
     def create_subscription(
         self, topic: TopicName, subscription: str, *, earliest: bool = True
     ) -> None:
-        """Create a durable subscription on all partitions, at their beginning or end."""
-        # Partitions that have it keep its position; ConflictError if all have it.
+        """Create a durable subscription on every partition of a topic.
+
+        It begins at the first stored message, or after the last one if not ``earliest``.
+        Partitions that have it already keep its position.
+
+        Raises:
+            ConflictError: every partition has it already; nothing was changed.
+            NotFoundError: the topic does not exist; it is not created.
+        """
 
     def last_message_id(self, partition: TopicName) -> Position | None:
-        """Return the last message's position (batch -1: unbatched), acknowledged or not, if any."""
+        """Return the position of a partition's last message (batch -1: unbatched), if any.
+
+        The message may be acknowledged already.
+        """
 
     def open_transaction_at(self, partition: TopicName) -> Position | None:
-        """Return the end of what readers get while a transaction is open; None if none is."""
-        # Nothing that was stored after its first message is delivered, of other producers either.
+        """Return the end of what readers get of a partition because a transaction is open.
+
+        None if none is. The broker delivers nothing that was stored after the first message of an
+        open transaction, of other producers either.
+        """
 
     def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
-        """Return the start of the first entry published at or after a time (ms), if any."""
-        # Publish times are the producers' own, and the search is binary: if they are not in order,
-        # the result may be off by the difference of the clocks. It may be acknowledged already.
+        """Return the start of the first entry published at or after a time (ms), if any.
+
+        Publish times are the producers' own, and the search is binary: if they are not in order,
+        the result may be off by the difference of the clocks. A batch has the publish time of its
+        first message. The entry may be acknowledged already.
+        """
 
     def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
-        """Return a partition's ledgers with the entries that are in them now, oldest first."""
+        """Return the existing ledgers of a partition with their numbers of entries, oldest first.
+
+        The open ledger has the entries that are in it now.
+        """
         return self.contents(partition)[0]
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
-        """Return the position up to which all is acknowledged; entry -1: nothing of the ledger."""
+        """Return the position up to which a subscription has acknowledged everything.
+
+        Its entry is -1 if nothing of the ledger is acknowledged.
+        """
 
     def expire_messages(self, partition: TopicName, subscription: str, older_than_s: int) -> None:
         """Acknowledge a subscription's messages of at least this age, up to the first newer one."""
@@ -230,7 +271,10 @@ class TopicAdmin(Protocol):
         """Return the statistics of one partition."""
 
     def partitioned_stats(self, topic: TopicName) -> Mapping[int, PartitionStats]:
-        """Return the statistics of partitions by number, without those that are not reported."""
+        """Return the statistics of all partitions of a partitioned topic, by partition number.
+
+        Partitions that the broker does not report are missing.
+        """
 
     def list_partitioned_topics(self, namespace: str) -> list[TopicName]:
         """Return the partitioned topics of a namespace (``tenant/namespace``), sorted."""
@@ -248,17 +292,27 @@ class TopicAdmin(Protocol):
         """Return the policies that are set for the topic itself."""
 
     def retains(self, topic: TopicName) -> bool:
-        """Return True if a topic has a retention; False, too, if this role may not read it."""
+        """Return True if a topic has a retention, so that it keeps messages without subscriptions.
+
+        False, too, if this role may not read it.
+        """
 
     def max_message_size(self, topic: TopicName) -> int | None:
         """Return the topic's own limit for an entry, in bytes; None without one."""
 
     def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
-        """Set policies of a topic; :meth:`topic_policies` returns them a moment later."""
-        # AdminError 405: the broker has no policies for single topics.
+        """Set policies of a topic; :meth:`topic_policies` returns them a moment later.
+
+        Raises:
+            AdminError: 405 if the broker has no policies for single topics.
+        """
 
     def expand(self, topic: TopicName, partitions: int) -> None:
-        """Expand a topic, with its subscriptions; AdminError 422: it has more partitions."""
+        """Expand a partitioned topic, with its subscriptions, to this number of partitions.
+
+        Raises:
+            AdminError: 422 if it has more already.
+        """
 
     def terminate(self, topic: TopicName) -> None:
         """Let a topic, partitioned or not, refuse messages for ever; stored ones can be read."""
