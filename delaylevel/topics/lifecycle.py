@@ -190,8 +190,11 @@ def longer_levels(
             the units, or there would be too many partitions.
     """
     wanted = dict(finer or {})
-    if maximum is not None:
-        wanted[levels.strategies[0].unit] = maximum
+    coarsest = levels.strategies[0].unit
+    if maximum is not None and wanted.setdefault(coarsest, maximum) != maximum:
+        raise InvalidStrategyError(
+            f"the coarsest level cannot take up to {_say(maximum)} and {_say(wanted[coarsest])}"
+        )
     found = []
     for strategy in levels.strategies:
         longest = wanted.pop(strategy.unit, strategy.maximum_delay)

@@ -249,6 +249,7 @@ def test_impossible_expansions_are_refused() -> None:
         (7 * DAY, {}, "already has these levels"),
         (None, {DAY / 2: 2 * DAY}, "no level with a unit of 12h"),
         (4000 * DAY, {}, "more than the limit"),
+        (9 * DAY, {DAY: 8 * DAY}, "cannot take up to 9d and 8d"),
     ):
         with pytest.raises(InvalidStrategyError, match=words):
             longer_levels(levels, maximum, finer)
