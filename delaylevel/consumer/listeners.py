@@ -120,9 +120,6 @@ class Listeners:
     ) -> None:
         self.client = client
         self._stop_timeout = parse_delay(stop_timeout, "stop_timeout")
-        self.clock: Clock = getattr(client, "_delaylevel_clock", None) or SystemClock()
-        # The in-memory Pulsar has no threads: it calls the handlers when its clock moves.
-        self.host: Host | None = getattr(client, "_delaylevel_host", None)
         self._listeners: list[Listener] = []
         self._started: list[RunningListener] = []
         self._loop: LoopThread | None = None
@@ -248,6 +245,17 @@ class Listeners:
             self._start_missing(None)
 
     # -- running
+
+    # Both are those of the present client: the in-memory Pulsar may replace it.
+    @property
+    def clock(self) -> Clock:
+        """The clock of the client."""
+        return getattr(self.client, "_delaylevel_clock", None) or SystemClock()
+
+    @property
+    def host(self) -> Host | None:
+        """What calls the handlers in place of threads: the in-memory Pulsar, as its clock moves."""
+        return getattr(self.client, "_delaylevel_host", None)
 
     def run(self, metrics_port: int | None = None, metrics_address: str = "127.0.0.1") -> None:
         """Handle messages until SIGTERM, Ctrl-C or :meth:`stop`; then finish what runs.

@@ -25,7 +25,7 @@ from delaylevel.consumer.workers import RunningListener, refuse_awaitable
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection.inspector import Inspector
 from delaylevel.inspection.rows import ORDER, PendingRow, row_columns, rows_of
-from delaylevel.model.clock import Clock, duration_ms, earliest, instant
+from delaylevel.model.clock import duration_ms, earliest, instant
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.position import source_partitions
 from delaylevel.model.topic_name import TopicName
@@ -308,7 +308,7 @@ class MemoryPulsar:
         self.admin = MemoryAdmin(self._broker)
         self._clients: list[MemoryClient | MemoryAsyncClient] = []
         self._listening = Listening(self._rules.expect_id)
-        self._apps: list[tuple[Listeners, Any, Clock]] = []  # with what they had before
+        self._apps: list[tuple[Listeners, Any]] = []  # with the client that they had before
         for namespace in ("public/default", *namespaces):
             policies = NamespacePolicies(replication_clusters=frozenset({"memory"}))
             self._broker.namespaces[namespace] = policies
@@ -390,8 +390,8 @@ class MemoryPulsar:
         Args:
             app: the listeners.
         """
-        self._apps.append((app, app.client, app.clock))
-        app.client, app.clock = self.client(), self.clock
+        self._apps.append((app, app.client))
+        app.client = self.client()
         app.start()
 
     async def _advance(self, delta: timedelta, *, tasks: bool) -> None:
@@ -467,9 +467,9 @@ class MemoryPulsar:
         """Close everything, or disconnect it if its process was killed."""
         kill = self._broker.ended
         apps, self._apps = self._apps, []
-        for app, client, clock in apps:
+        for app, client in apps:
             app._forget() if kill else app.close()
-            app.client, app.clock = client, clock
+            app.client = client
         self._listening.listeners.clear() if kill else self._listening.close()
         clients, self._clients = self._clients, []
         for each in clients:

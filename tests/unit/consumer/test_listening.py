@@ -383,17 +383,20 @@ def test_nothing_keeps_the_client_of_a_closed_listener() -> None:
 def test_the_listeners_of_a_module_run_here(memory_pulsar: MemoryPulsar) -> None:
     connection = Connection(service_url="pulsar://nowhere.invalid:6650")
     client = connection.open_client(logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null"))
-    scene = Scene(memory_pulsar)
+    scene, test_thread = Scene(memory_pulsar), threading.current_thread()
     app = scene.app = Listeners(client)
 
     @app.on("orders", subscription="billing", retry=["1d"])
     def bill(message: ReceivedMessage) -> None:
+        assert threading.current_thread() is test_thread
         scene.add(message)
         app.client.create_producer("bills").send(b"bill")
         if message.attempt == 1:
             raise ValueError
 
     memory_pulsar.listen(app)
+    with pytest.raises(InvalidInputError, match="advance its clock instead"):
+        app.run()
     scene.send(b"1")
     memory_pulsar.advance(2 * DAY)
     assert scene.attempts == [1, 2]
