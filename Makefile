@@ -41,9 +41,10 @@ quick-tests: $(STAMP)
 test: $(STAMP) ## Run all checks of CI
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 pytest lint typecheck wheel-check java
 
-lint: $(STAMP) ## Check style and formatting (ruff)
+lint: $(STAMP) ## Check style and formatting (ruff), and the list of mutants
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(BIN)/python tools/mutants.py --list > /dev/null
 
 format: $(STAMP) ## Format the sources
 	$(BIN)/ruff check --fix .
