@@ -138,18 +138,24 @@ def read(admin: TopicAdmin, description: LevelTopicDescription) -> Facts:
 def read_targets(admin: TopicAdmin, description: LevelTopicDescription) -> TargetPolicies:
     """Read the policies of targets, without those that may not be read."""
 
-    def policies_of(name: TopicName) -> tuple[NamespacePolicies, TopicPolicies] | None:
+    def of_namespace(path: str) -> NamespacePolicies | None:
         try:
-            policies = admin.namespace_policies(name.namespace_path)
+            return admin.namespace_policies(path)
         except BrokerError:
             return None
-        with suppress(BrokerError):
-            return policies, admin.topic_policies(name)
-        return policies, TopicPolicies()
+
+    def of_topic(name: TopicName) -> TopicPolicies:
+        try:
+            return admin.topic_policies(name)
+        except BrokerError:
+            return TopicPolicies()
 
     names = list(map(TopicName.parse, description.targets))
-    found = zip(names, in_parallel(policies_of, names), strict=True)
-    return {name: policies for name, policies in found if policies is not None}
+    paths = {name.namespace_path for name in names}
+    namespaces = dict(zip(paths, in_parallel(of_namespace, paths), strict=True))
+    found = [(name, policies) for name in names if (policies := namespaces[name.namespace_path])]
+    own = in_parallel(of_topic, [name for name, _ in found])
+    return {name: (policies, of) for (name, policies), of in zip(found, own, strict=True)}
 
 
 def refusal_of_target(admin: TopicAdmin, topic: TopicName, failure: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from delaylevel import topics
+from delaylevel.cluster import rules
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.cluster.targets.receivers import NO_RECEIVER
 from delaylevel.errors import (
@@ -387,6 +388,25 @@ def test_a_target_with_a_limit_of_its_own_refuses_the_creation(memory: MemoryPul
     memory.admin.set_topic_policies(ORDERS, TopicPolicies(max_producers=1))
     with pytest.raises(UnsafeNamespaceError, match="allows 1 of its producers"):
         topics.create(memory.admin, WANTED)
+
+
+def test_policies_of_a_namespace_are_read_once_for_all_targets_in_it(memory: MemoryPulsar) -> None:
+    wanted = describe(levels=HOURS, targets=("orders", "mails", "coupons"))
+    for name in wanted.targets:
+        memory.admin.create_partitioned(TopicName.parse(name), 0)
+    read = []
+
+    class Counted:
+        def namespace_policies(self, path: str) -> Any:
+            read.append(path)
+            return memory.admin.namespace_policies(path)
+
+        def topic_policies(self, name: TopicName) -> Any:
+            return memory.admin.topic_policies(name)
+
+    found = rules.read_targets(Counted(), wanted)  # type: ignore[arg-type]
+    assert list(found) == [TopicName.parse(name) for name in wanted.targets]
+    assert read == [ORDERS.namespace_path]
 
 
 def test_broker_without_policies_for_topics_is_named(
