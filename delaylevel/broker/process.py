@@ -113,7 +113,13 @@ def free_ports(count: int) -> list[int]:
     """Return distinct loopback ports without a listener."""
     # At random: processes that start at the same time seldom choose the same ones.
     ports = random.sample(_PORTS, len(_PORTS))
-    return list(itertools.islice(filter(port_is_free, ports), count))
+    chosen = list(itertools.islice(filter(port_is_free, ports), count))
+    if len(chosen) < count:
+        raise OSError(
+            f"fewer than {count} ports between {_PORTS.start} and {_PORTS.stop} are free: "
+            "stop a program that listens there"
+        )
+    return chosen
 
 
 def follow_parent(pid: int) -> subprocess.Popen[bytes]:
