@@ -310,7 +310,7 @@ class Relay:
         item, place = carried.item, carried.place
         self._release(item)
         item.confirmed = True
-        if self._refused and place.topic in self._refused:
+        if place.topic in self._refused:
             self._refused[place.topic].over()
         report = self._report
         report.count(place.counter, carried.late_ms)

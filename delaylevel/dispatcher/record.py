@@ -1,9 +1,8 @@
 """Messages of the window topic in the form in which the delay queue keeps them.
 
-A record is a `WindowMessage`, a `Cancellation`, or a plain tuple that has the stored
-form of a message already: that is how nearly every message is read. The first two fields
-identify the message among its copies. All values can be marshalled, because the queue may write
-them to disk.
+A record is a `WindowMessage`, a `Cancellation`, or a plain tuple that has the stored form of a
+message already: that is how nearly every message is read. The first two fields identify the message
+among its copies. All values can be marshalled, because the queue may write them to disk.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ _NEVER = str(NEVER_MS)
 _MAX_KINDS = 4096
 Key = TypeVar("Key")
 _is_ours = re.compile(re.escape(PREFIX)).match
-#: A `WindowMessage`, a `Cancellation`, or a plain tuple with the places of `STORED` and others.
+#: A `WindowMessage`, a `Cancellation`, or a plain tuple, see `STORED`.
 MessageRecord: TypeAlias = "tuple[Any, ...]"
 
 #: First byte of a stored form.

@@ -260,10 +260,6 @@ class _Process:
             self._forwarder = Forwarder(self.client, self.admin, self._description, self._clock)
         return self._forwarder
 
-    def reset_forwarders(self) -> None:
-        if self._forwarder is not None:
-            self._forwarder.close()
-
 
 class SparkQuery:
     """A query with its checkpoint, without Spark: its reader works as Spark has it do.

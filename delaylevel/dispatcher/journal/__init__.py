@@ -138,11 +138,11 @@ A crash leads to this:
 crash                                           outcome
 ==============================================  =================================================
 before a message is sent                        Still pending. Published once.
-after it is stored, before the Released or      With deduplication: the broker has it, it is not
-Commit record                                   published again. Without: pending, a second copy
-                                                with the same ID. This concerns what the gathered
-                                                records would have released: about half a second
-                                                of messages, or a second if they are few.
+after it is stored, before the Released or      With deduplication: the broker has it, so it is
+Commit record                                   not published again. Without: pending, a second
+                                                copy with the same ID. This concerns what the
+                                                gathered records would have released: about half
+                                                a second of messages, or a second if they are few.
 suspended with messages that are not sent       They are not sent: the record that has to be
                                                 confirmed first is refused, or does not count.
 after the client refused it, before the         With deduplication. No later ID was sent, so the

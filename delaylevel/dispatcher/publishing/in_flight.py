@@ -291,8 +291,11 @@ class InFlightBatches:
         if reason is not None:
             if not self.has_room_aside():
                 return False
-            refused = [(each, dict.fromkeys(range(len(each.batch)), reason)) for each in ready]
-            self._refuse([(each, reasons | self.expired(each.batch)) for each, reasons in refused])
+            refused = []
+            for flight in ready:
+                reasons = dict.fromkeys(range(len(flight.batch)), reason)
+                refused.append((flight, reasons | self.expired(flight.batch)))
+            self._refuse(refused)
         else:
             runs = self._without_expired(ready)
             if runs is None:
@@ -555,11 +558,11 @@ class InFlightBatches:
     def _commit(self, flight: InFlightBatch) -> None:
         """Keep a flight for the next commits, which are written together."""
         self._open.discard(flight)
-        topic = flight.key.topic if flight.key is not None else ""
-        if flight in self._refused.get(topic, ()):
-            self._refused[topic].discard(flight)
-            if not self._refused[topic]:
-                del self._refused[topic]
+        if flight.key is not None:
+            flights = self._refused.get(flight.key.topic, set())
+            flights.discard(flight)
+            if not flights:
+                self._refused.pop(flight.key.topic, None)
         if flight.counted:
             self._host.stats.set_aside(flight.counted)
         # What is set aside is released now: its copy was confirmed after the other messages.

@@ -73,7 +73,7 @@ class TargetState(Enum):
 class BatchPublisher:
     """Publisher of due messages: it launches them, or lets them wait for their targets.
 
-    Only with deduplication it has to know the ``partitions`` of targets.
+    With deduplication, it has to know the ``partitions`` of targets.
     """
 
     def __init__(
